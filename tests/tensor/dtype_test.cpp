@@ -14,9 +14,13 @@ TEST(DType, EveryHalfSurvivesTheRoundTrip) {
   for (uint32_t bits = 0; bits < 0x10000; ++bits) {
     const auto half = static_cast<uint16_t>(bits);
     const float from_f16 = f16_to_f32(half);
-    if (!std::isnan(from_f16)) ASSERT_EQ(f32_to_f16(from_f16), half);
+    if (!std::isnan(from_f16)) {
+      ASSERT_EQ(f32_to_f16(from_f16), half);
+    }
     const float from_bf16 = bf16_to_f32(half);
-    if (!std::isnan(from_bf16)) ASSERT_EQ(f32_to_bf16(from_bf16), half);
+    if (!std::isnan(from_bf16)) {
+      ASSERT_EQ(f32_to_bf16(from_bf16), half);
+    }
   }
 }
 
