@@ -26,7 +26,6 @@ class Ops {
 
   virtual void cosine(const CosineParams& params) = 0;
   virtual void select(const SelectParams& params) = 0;
-  virtual void move_rows(const KvShape& shape, const RowMove* moves, int64_t num_moves) = 0;
   virtual void attend(const AttendParams& params) = 0;
   virtual void full_scores(const FullScoreParams& params) = 0;
 };

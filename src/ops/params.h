@@ -156,12 +156,6 @@ struct SelectParams {
   float scale = 0;
 };
 
-// Copies rows: the only way a row reaches the device after prefill.
-struct RowMove {
-  const std::byte* source = nullptr;  // in the host store
-  std::byte* target = nullptr;        // in the device arena
-};
-
 // Attention over [sink | set | ring] of each task, or over all rows.
 struct AttendParams {
   KvShape shape;
