@@ -96,8 +96,8 @@ struct AppendParams {
   const int64_t* first_token = nullptr;          // [num_sequences] position of the first new row
   const HashParams* hashes = nullptr;            // [num_kv_heads] of this layer, or null
   const float* keys = nullptr;                   // rows of all sequences, one after another
-  const float* values = nullptr;
-  int64_t row_stride = 0;  // elements from a token's keys to the next token's
+  const float* values = nullptr;                 // likewise
+  int64_t row_stride = 0;                        // elements from a token's keys to the next token's
   int64_t num_sequences = 0;
   int64_t tokens_per_sequence = 0;
 };
