@@ -1,0 +1,109 @@
+// resolve_model_dir: from what a user types to the directory that holds config.json.
+#include <algorithm>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <vector>
+
+#include "base/try.h"
+#include "io/mapped_file.h"
+#include "io/refusal.h"
+#include "io/tensor_files.h"
+
+namespace clo {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr size_t kMaxListed = 10;
+constexpr size_t kMaxRevisionLength = 200;
+
+Error file_instead_of_directory(const fs::path& path) {
+  const std::string ending = path.extension().string();
+  std::string advice = "give the directory that holds config.json and model.safetensors";
+  if (ending == ".gguf") {
+    advice = "GGUF files are not read; download the safetensors version of the model and " + advice;
+  } else if (ending == ".bin" || ending == ".pt" || ending == ".pth") {
+    advice =
+        "PyTorch pickles are not read; convert the model with transformers' save_pretrained "
+        "and " +
+        advice;
+  } else if (ending == ".safetensors") {
+    advice += " (probably " + in_quotes(path.parent_path().string()) + ")";
+  }
+  return bad_file(path.string(), "is a file, expected a model directory: " + advice);
+}
+
+// The revision that refs/main names, trimmed; it must be a plain folder name.
+Result<std::string> read_revision(const fs::path& reference) {
+  CLO_ASSIGN(const MappedFile file, MappedFile::open(reference));
+  const std::string_view text(reinterpret_cast<const char*>(file.bytes().data()),
+                              std::min(file.bytes().size(), kMaxRevisionLength));
+  const size_t first = text.find_first_not_of(" \t\r\n");
+  const size_t last = text.find_last_not_of(" \t\r\n");
+  std::string revision;
+  if (first != std::string_view::npos) revision = text.substr(first, last - first + 1);
+  const bool is_plain = std::all_of(revision.begin(), revision.end(), [](char c) {
+    return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '-' ||
+           c == '_' || c == '.';
+  });
+  if (revision.empty() || revision == "." || revision == ".." || !is_plain) {
+    return bad_file(reference.string(), "names no revision, found " + in_quotes(revision));
+  }
+  return revision;
+}
+
+Result<fs::path> pick_snapshot(const fs::path& cache) {
+  std::error_code fault;
+  const fs::path reference = cache / "refs" / "main";
+  if (fs::exists(reference, fault)) {
+    CLO_ASSIGN(const std::string revision, read_revision(reference));
+    const fs::path snapshot = cache / "snapshots" / revision;
+    if (!fs::is_directory(snapshot, fault)) {
+      return bad_file(cache.string(), "refs/main names snapshot " + in_quotes(revision) +
+                                          ", which is not there: download the model again");
+    }
+    return snapshot;
+  }
+  std::vector<std::string> found;
+  fs::directory_iterator entry(cache / "snapshots", fault);
+  for (; !fault && entry != fs::directory_iterator(); entry.increment(fault)) {
+    std::error_code ignored;
+    if (entry->is_directory(ignored)) found.push_back(entry->path().string());
+  }
+  std::sort(found.begin(), found.end());
+  if (found.empty()) return bad_file(cache.string(), "holds no snapshot: download the model again");
+  if (found.size() > 1) {
+    return bad_file(cache.string(), "holds " + std::to_string(found.size()) +
+                                        " snapshots and no refs/main to choose by; give one of " +
+                                        listed(found, kMaxListed));
+  }
+  return fs::path(found.front());
+}
+
+}  // namespace
+
+Result<fs::path> resolve_model_dir(const fs::path& path) {
+  std::error_code fault;
+  const fs::file_status status = fs::status(path, fault);
+  if (status.type() == fs::file_type::not_found) {
+    return bad_file(path.string(), "does not exist; a model directory is expected");
+  }
+  if (fs::is_regular_file(status)) return file_instead_of_directory(path);
+  if (!fs::is_directory(status)) {
+    return bad_file(path.string(), "cannot be read as a model directory" +
+                                       (fault ? ": " + fault.message() : std::string()));
+  }
+  fs::path directory = path;
+  if (!fs::exists(path / "config.json", fault) && fs::is_directory(path / "snapshots", fault)) {
+    CLO_ASSIGN(directory, pick_snapshot(path));
+  }
+  if (!fs::exists(directory / "config.json", fault)) {
+    return bad_file(directory.string(),
+                    "holds no config.json, so it is no complete model directory");
+  }
+  return directory;
+}
+
+}  // namespace clo

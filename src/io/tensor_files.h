@@ -1,0 +1,60 @@
+#pragma once
+// TensorFiles: all tensors of a model directory, mapped. The directory holds model.safetensors, or
+// model.safetensors.index.json and its shards; when both are there the single file wins, as in
+// transformers. Files may be links (the hub's cache). Views live as long as the object; moving it
+// keeps them valid. Reading is safe from any thread. It does not know what a model needs: the model
+// room asks for each tensor by name and shape.
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "clo/result.h"
+#include "io/safetensors.h"
+#include "tensor/view.h"
+
+namespace clo {
+
+class TensorFiles {
+ public:
+  // Maps every file and checks every header.
+  // Fails: kBadFile when weights are absent or in another format (with advice), a shard is missing
+  // (all are listed), the index does not match its shards, or a file is malformed.
+  static Result<TensorFiles> open(const std::filesystem::path& model_dir);
+
+  // The tensor, or null when it is absent or of a type other than F32, F16 and BF16; see
+  // contains().
+  const TensorView* find(const std::string& name) const;
+  // Whether the files hold the tensor, of whatever type.
+  bool contains(const std::string& name) const;
+  // The tensor, which must have exactly this shape.
+  // Fails: kBadFile when it is missing or has another shape, kUnsupported for another type.
+  Result<TensorView> require(const std::string& name, std::span<const int64_t> shape) const;
+
+  // All tensors, of whatever type, in alphabetical order.
+  std::vector<std::string> names() const;
+  // Bytes of all tensors.
+  int64_t total_bytes() const;
+  std::vector<std::filesystem::path> files() const { return paths_; }
+
+ private:
+  TensorFiles() = default;
+  static Result<TensorFiles> open_single(const std::filesystem::path& model_dir);
+  static Result<TensorFiles> open_sharded(const std::filesystem::path& model_dir);
+  // Opens one file and registers its tensors.
+  Status add(const std::filesystem::path& path);
+
+  std::filesystem::path directory_;
+  std::vector<std::filesystem::path> paths_;
+  std::vector<SafetensorsFile> opened_;   // in the order of paths_
+  std::map<std::string, size_t> holder_;  // tensor -> index into opened_
+};
+
+// The directory that holds config.json: `path` itself, or the snapshot of a hub cache folder
+// (models--org--name): the one refs/main names, else the only one.
+// Fails: kBadFile when there is none or several, or `path` is a file (with advice by its ending).
+Result<std::filesystem::path> resolve_model_dir(const std::filesystem::path& path);
+
+}  // namespace clo
