@@ -1,6 +1,6 @@
 #include "model/weights.h"
 
-#include <set>
+#include <algorithm>
 #include <utility>
 
 #include "base/check.h"
@@ -11,7 +11,7 @@ namespace clo {
 
 namespace {
 
-// Reads tensors into the arena and remembers which were used.
+// Reads tensors into the arena.
 class Loader {
  public:
   Loader(const TensorFiles& files, DType type, Arena& arena)
@@ -29,7 +29,7 @@ class Loader {
     std::vector<float> row(static_cast<size_t>(cols));
     for (const auto& [name, rows] : parts) {
       const int64_t shape[] = {rows, cols};
-      CLO_ASSIGN(const TensorView tensor, require(name, shape));
+      CLO_ASSIGN(const TensorView tensor, files_.require(name, shape));
       const int64_t row_bytes = cols * dtype_bytes(tensor.type);
       for (int64_t r = 0; r < rows; ++r, at += cols * dtype_bytes(type_)) {
         const std::byte* source = tensor.bytes + r * row_bytes;
@@ -52,31 +52,17 @@ class Loader {
     auto* at = reinterpret_cast<float*>(block);
     for (const auto& [name, count] : parts) {
       const int64_t shape[] = {count};
-      CLO_ASSIGN(const TensorView tensor, require(name, shape));
+      CLO_ASSIGN(const TensorView tensor, files_.require(name, shape));
       convert_to_f32(tensor.type, tensor.bytes, at, count);
       at += count;
     }
     return reinterpret_cast<const float*>(block);
   }
 
-  std::vector<std::string> unused() const {
-    std::vector<std::string> names;
-    for (const std::string& name : files_.names()) {
-      if (!used_.contains(name)) names.push_back(name);
-    }
-    return names;
-  }
-
  private:
-  Result<TensorView> require(const std::string& name, std::span<const int64_t> shape) {
-    used_.insert(name);
-    return files_.require(name, shape);
-  }
-
   const TensorFiles& files_;
   DType type_;
   Arena& arena_;
-  std::set<std::string> used_;
 };
 
 struct Sizes {
@@ -89,6 +75,34 @@ Sizes sizes_of(const ModelConfig& c) {
 }
 
 }  // namespace
+
+std::vector<std::pair<std::string, Shape>> expected_tensors(const ModelConfig& c) {
+  const Sizes s = sizes_of(c);
+  std::vector<std::pair<std::string, Shape>> list = {
+      {"model.embed_tokens.weight", {c.vocab_size, s.hidden}}, {"model.norm.weight", {s.hidden}}};
+  if (!c.tie_word_embeddings) list.push_back({"lm_head.weight", {c.vocab_size, s.hidden}});
+  for (int64_t l = 0; l < c.num_layers; ++l) {
+    const std::string layer = "model.layers." + std::to_string(l) + ".";
+    const auto linear = [&](const std::string& name, int64_t rows, int64_t cols, bool bias) {
+      list.push_back({layer + name + ".weight", {rows, cols}});
+      if (bias) list.push_back({layer + name + ".bias", {rows}});
+    };
+    linear("self_attn.q_proj", s.q, s.hidden, c.attention_bias);
+    linear("self_attn.k_proj", s.kv, s.hidden, c.attention_bias);
+    linear("self_attn.v_proj", s.kv, s.hidden, c.attention_bias);
+    linear("self_attn.o_proj", s.hidden, s.q, c.output_bias);
+    linear("mlp.gate_proj", s.inner, s.hidden, c.mlp_bias);
+    linear("mlp.up_proj", s.inner, s.hidden, c.mlp_bias);
+    linear("mlp.down_proj", s.hidden, s.inner, c.mlp_bias);
+    list.push_back({layer + "input_layernorm.weight", {s.hidden}});
+    list.push_back({layer + "post_attention_layernorm.weight", {s.hidden}});
+    if (c.qk_norm) {
+      list.push_back({layer + "self_attn.q_norm.weight", {c.head_dim}});
+      list.push_back({layer + "self_attn.k_norm.weight", {c.head_dim}});
+    }
+  }
+  return list;
+}
 
 int64_t Weights::required_bytes(const ModelConfig& c, DType type) {
   const Sizes s = sizes_of(c);
@@ -173,7 +187,6 @@ Result<Weights> Weights::load(const ModelConfig& c, const TensorFiles& files, DT
     }
   }
   w.bytes_ = arena.used_bytes() - before;
-  w.unused_ = loader.unused();
   return w;
 }
 

@@ -3,6 +3,7 @@
 // are one matrix, gate and up are another. Every tensor of the files is accounted for.
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "io/model_config.h"
@@ -27,6 +28,9 @@ struct LayerWeights {
   const float* down_bias = nullptr;
 };
 
+// Every tensor that a model of this config must have, with its shape.
+std::vector<std::pair<std::string, Shape>> expected_tensors(const ModelConfig& config);
+
 class Weights {
  public:
   // Bytes that load() will take from the arena with matrices of `type`.
@@ -45,8 +49,6 @@ class Weights {
   WeightView head() const { return head_; }  // [vocab_size, hidden_size]; the embedding when tied
   DType type() const { return type_; }
   int64_t bytes() const { return bytes_; }
-  // Tensors that the files hold and the model does not use.
-  const std::vector<std::string>& unused_tensors() const { return unused_; }
 
  private:
   Weights() = default;
@@ -56,7 +58,6 @@ class Weights {
   WeightView embedding_, head_;
   const float* final_norm_ = nullptr;
   int64_t bytes_ = 0;
-  std::vector<std::string> unused_;
 };
 
 }  // namespace clo

@@ -61,6 +61,17 @@ int64_t CpuOps::scratch_bytes() const {
   return total;
 }
 
+int64_t CpuOps::scratch_bytes_for(const KvShape& shape, int64_t matrix_rows, int64_t matrix_cols,
+                                  int64_t step_rows, int64_t context_tokens, int64_t batch) {
+  constexpr int64_t kFloat = sizeof(float);
+  // A GEMM widens weights only above kSmallBatch rows, and the vocabulary never sees so many.
+  const int64_t widened = shape.type == DType::kF32 ? 0 : matrix_rows * matrix_cols * kFloat;
+  const int64_t pages = 2 * int64_t{kPageTokens} * shape.head_dim * shape.num_kv_heads * kFloat;
+  const int64_t softmax = 2 * step_rows * shape.num_q_heads * kFloat;
+  const int64_t rows = batch * shape.num_kv_heads * context_tokens * int64_t{sizeof(void*)};
+  return widened + pages + softmax + rows;
+}
+
 void CpuOps::embed(const EmbedParams& p) {
   const int64_t width = p.table.num_cols;
   for (int64_t t = 0; t < p.num_tokens; ++t) {
