@@ -1,0 +1,58 @@
+// Any text as config.json and as generation_config.json: an accepted model has usable dimensions
+// and finite rotary frequencies.
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <string_view>
+
+#include "base/check.h"
+#include "io/generation_config.h"
+#include "io/model_config.h"
+
+namespace {
+
+void check_config(const clo::ModelConfig& config) {
+  CLO_CHECK(config.num_kv_heads > 0 && config.num_q_heads % config.num_kv_heads == 0);
+  CLO_CHECK(config.head_dim > 0 && config.head_dim % 2 == 0, config.head_dim);
+  CLO_CHECK(config.hidden_size > 0 && config.num_layers > 0 && config.vocab_size > 0);
+  for (const int32_t id : config.eos_ids) CLO_CHECK(id >= 0 && id < config.vocab_size, id);
+  for (const float frequency : clo::rope_inverse_frequencies(config.rope, config.head_dim)) {
+    CLO_CHECK(std::isfinite(frequency) && frequency >= 0, frequency);
+  }
+  CLO_CHECK(std::isfinite(config.rope.attention_factor) && config.rope.attention_factor > 0);
+  CLO_CHECK(!clo::describe_rope(config.rope).empty());
+}
+
+#ifdef CLO_FUZZ_PLANTED
+// No seed is like this: a Qwen3 with YaRN that is not truncated and several end tokens.
+void planted_bug(const clo::ModelConfig& config) {
+  if (config.family == clo::ModelFamily::kQwen3 &&
+      config.rope.kind == clo::RopeConfig::Kind::kYarn && !config.rope.truncate &&
+      config.eos_ids.size() >= 2) {
+    std::abort();
+  }
+}
+#endif
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  const std::string_view text(reinterpret_cast<const char*>(data), size);
+  clo::ModelConfig small;
+  small.vocab_size = 128;
+  const auto generation = clo::parse_generation_config(text, "input", small);
+  if (generation) {
+    for (const int32_t id : generation->eos_ids) CLO_CHECK(id >= 0 && id < small.vocab_size, id);
+  }
+  const auto config = clo::parse_model_config(text, "input");
+  if (!config) {
+    CLO_CHECK(!config.error().message.empty());
+    return 0;
+  }
+  check_config(*config);
+#ifdef CLO_FUZZ_PLANTED
+  planted_bug(*config);
+#endif
+  return 0;
+}
