@@ -36,6 +36,8 @@ int main(int argc, char** argv) {
     const clo::app::Command run = add_flags(*subcommand);
     subcommand->callback([&command, run] { command = run; });
   };
+  add("demo", "Ask a long document, densely and with a tenth of the KV, side by side",
+      clo::app::add_demo);
   add("run", "Answer a prompt, questions about a document, or chat", clo::app::add_run);
   add("inspect", "Show a model: architecture, RoPE, tokenizer, and the memory plan",
       clo::app::add_inspect);

@@ -10,6 +10,7 @@ namespace clo::app {
 
 using Command = std::function<Result<int>()>;
 
+Command add_demo(CLI::App& app);
 Command add_run(CLI::App& app);
 Command add_inspect(CLI::App& app);
 Command add_eval(CLI::App& app);

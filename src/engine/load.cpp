@@ -80,7 +80,7 @@ Status Engine::Impl::build(const std::filesystem::path& dir) {
                      "; tokenizer.json and config.json are of different models",
                  dir.string()};
   }
-  max_context = max_context_tokens(config, options);
+  max_context = clo::max_context_tokens(config, options);
   if (options.threads == 0) options.threads = omp_get_num_procs();
   ops = std::make_unique<CpuOps>(options.threads);
   transfer = make_memcpy_engine(options.threads);
@@ -89,7 +89,7 @@ Status Engine::Impl::build(const std::filesystem::path& dir) {
 
 Status Engine::Impl::build_memory(const TensorFiles& files) {
   const DType type = shape.type;
-  const int64_t max_rows = max_step_rows(config, options);
+  const int64_t max_rows = clo::max_step_rows(config, options);
   const int64_t workspace_bytes =
       Transformer::workspace_bytes(config, max_rows, options.max_batch);
 
