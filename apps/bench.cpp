@@ -1,8 +1,8 @@
 // clo bench decode: tokens per second beside the bytes that a token reads and the read bandwidth
 // of this machine, measured in the same run.
-#include <CLI/CLI.hpp>
 #include <omp.h>
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -110,17 +110,17 @@ Result<Point> measure(Engine& engine, const std::string& document, const PolicyO
     attended += static_cast<double>(r.total.rows_attended * r.row_bytes) / steps;
     const double selections =
         static_cast<double>(r.total.misses + r.total.aged + r.total.incomplete +
-                            r.total.corrections + r.total.resident_selections) / steps;
-    const double per_selection = policy.select == Select::kHash
-                                     ? static_cast<double>(r.prompt_tokens) * 128 / 8
-                                     : 0;
+                            r.total.corrections + r.total.resident_selections) /
+        steps;
+    const double per_selection =
+        policy.select == Select::kHash ? static_cast<double>(r.prompt_tokens) * 128 / 8 : 0;
     codes += selections * per_selection;
   }
   point.report = responses.back().report;
   point.prefill_seconds = responses.front().report.prefill_seconds;
   // The last sequence to start decodes beside all others until the first of them ends.
-  point.tokens_per_second = responses.back().report.decode_tokens_per_second *
-                            static_cast<double>(batch);
+  point.tokens_per_second =
+      responses.back().report.decode_tokens_per_second * static_cast<double>(batch);
   // A fetched row is read from the host store and written to its slot.
   point.bytes_per_token = (static_cast<double>(weight_bytes) + attended + codes + 2 * fetched) /
                           static_cast<double>(batch);
@@ -189,15 +189,13 @@ Result<int> decode(const DecodeFlags& flags) {
       for (size_t p = 0; p < policies.size(); ++p) {
         const double rate = median(rates[p]);
         const double achieved = rate * points[p].bytes_per_token;
-        std::printf("%8ld %5ld  %-10s %10.1f %9s %12s %8.2f %7.1f%% %8.1f%% %7s\n",
-                    static_cast<long>(context), static_cast<long>(batch),
-                    policies[p].first.c_str(), rate,
-                    dense_rate > 0 ? (std::to_string(rate / dense_rate).substr(0, 5)).c_str() : "-",
-                    format_bytes(static_cast<int64_t>(points[p].bytes_per_token)).c_str(),
-                    achieved / 1e9, 100 * achieved / bandwidth,
-                    100 * points[p].report.hit_rate,
-                    format_bytes(static_cast<int64_t>(points[p].report.bytes_fetched_per_token))
-                        .c_str());
+        std::printf(
+            "%8ld %5ld  %-10s %10.1f %9s %12s %8.2f %7.1f%% %8.1f%% %7s\n",
+            static_cast<long>(context), static_cast<long>(batch), policies[p].first.c_str(), rate,
+            dense_rate > 0 ? (std::to_string(rate / dense_rate).substr(0, 5)).c_str() : "-",
+            format_bytes(static_cast<int64_t>(points[p].bytes_per_token)).c_str(), achieved / 1e9,
+            100 * achieved / bandwidth, 100 * points[p].report.hit_rate,
+            format_bytes(static_cast<int64_t>(points[p].report.bytes_fetched_per_token)).c_str());
         std::fflush(stdout);
         nlohmann::json line = {{"kind", "point"},
                                {"context", context},
@@ -238,9 +236,12 @@ Command add_bench(CLI::App& app) {
   sub->add_flag("--quiet", f.quiet, "No progress line");
   f.policy.add_to(*sub, false);
   sub->footer(
-      "Prompts are real text; selection and fetches are inside the timing. Sequences of a batch share "
-      "the document\nand its pages. bytes/token: weights (shared by the batch), rows attended, codes "
-      "read by selections, fetched rows\ntwice (read, written). of floor: those bytes per second over "
+      "Prompts are real text; selection and fetches are inside the timing. Sequences of a batch "
+      "share "
+      "the document\nand its pages. bytes/token: weights (shared by the batch), rows attended, "
+      "codes "
+      "read by selections, fetched rows\ntwice (read, written). of floor: those bytes per second "
+      "over "
       "the read bandwidth measured in this run.");
   return [flags] { return decode(*flags); };
 }

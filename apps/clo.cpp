@@ -27,8 +27,9 @@ int main(int argc, char** argv) {
   app.name("clo");
   app.set_version_flag("--version", "clo " + std::string(clo::version()));
   app.require_subcommand(1);
-  app.footer("Exit status: 0 done, 2 flags, 3 a bad file or request, 4 not enough memory, 5 device "
-             "fault.\nclo COMMAND --help explains a command.");
+  app.footer(
+      "Exit status: 0 done, 2 flags, 3 a bad file or request, 4 not enough memory, 5 device "
+      "fault.\nclo COMMAND --help explains a command.");
 
   clo::app::Command command;
   const auto add = [&](const char* name, const char* help, auto add_flags) {

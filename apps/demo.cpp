@@ -73,9 +73,7 @@ Result<std::string> cut_to_fit(const Engine& engine, const std::string& text, in
   }
 }
 
-std::string first_line(const std::string& answer) {
-  return answer.substr(0, answer.find('\n'));
-}
+std::string first_line(const std::string& answer) { return answer.substr(0, answer.find('\n')); }
 
 void print_answers(const std::vector<Question>& questions, const std::vector<Column>& columns) {
   for (size_t q = 0; q < questions.size(); ++q) {
@@ -128,8 +126,7 @@ void print_figures(const std::vector<Column>& columns) {
     return fixed(times[times.size() / 2], 2) + " s";
   });
   row("decode", [&](const Column& c) {
-    return fixed(mean(c, [](const Report& r) { return r.decode_tokens_per_second; }), 1) +
-           " tok/s";
+    return fixed(mean(c, [](const Report& r) { return r.decode_tokens_per_second; }), 1) + " tok/s";
   });
   row("KV bytes on the device", bytes([](const Report& r) { return r.device_kv_bytes; }));
   row("KV bytes in the host store", bytes([](const Report& r) { return r.host_kv_bytes; }));
@@ -256,8 +253,9 @@ Result<int> demo(const DemoFlags& flags) {
               columns[0].answers[0].report.backend.c_str());
   print_figures(columns);
   if (columns[1].answers.front().report.share_attended > 0.999) {
-    std::printf("\nThe text is short: a set of at least 256 tokens covers it, so both columns attend "
-                "to everything.\n");
+    std::printf(
+        "\nThe text is short: a set of at least 256 tokens covers it, so both columns attend "
+        "to everything.\n");
   }
   std::printf("\npolicy: %s\n", columns[1].answers.front().report.policy.c_str());
   return 0;

@@ -37,7 +37,8 @@ Result<std::vector<RecallPolicy>> policies_of(const RecallFlags& flags) {
   const auto list_or = [](const std::string& text, std::string fallback) {
     return text.empty() ? std::vector<std::string>{std::move(fallback)} : split_list(text);
   };
-  for (const std::string& preset_name : list_or(flags.presets, flags.policy.preset.value_or("default"))) {
+  for (const std::string& preset_name :
+       list_or(flags.presets, flags.policy.preset.value_or("default"))) {
     for (const std::string& select : list_or(flags.selects, "")) {
       for (const std::string& ratio : list_or(flags.ratios, "")) {
         PolicyFlags one = flags.policy;
@@ -97,22 +98,23 @@ struct Summary {
                  static_cast<double>(counters.rows_requested));
   }
   double bytes_per_token() const {
-    return ratio(static_cast<double>(counters.rows_fetched * row_bytes), static_cast<double>(steps));
+    return ratio(static_cast<double>(counters.rows_fetched * row_bytes),
+                 static_cast<double>(steps));
   }
   double mean_mass() const { return ratio(mass, static_cast<double>(mass_items)); }
 };
 
 nlohmann::json paired_json(const PairedCounts& counts) {
   const Interval interval = paired_difference(counts);
-  return {{"items", counts.items},
-          {"dense_right", counts.first_right()},
-          {"right", counts.second_right()},
-          {"lost", counts.lost},
-          {"gained", counts.gained},
-          {"difference_points",
-           Summary::ratio(100.0 * static_cast<double>(counts.gained - counts.lost),
-                          static_cast<double>(counts.items))},
-          {"interval_95", {interval.low, interval.high}}};
+  return {
+      {"items", counts.items},
+      {"dense_right", counts.first_right()},
+      {"right", counts.second_right()},
+      {"lost", counts.lost},
+      {"gained", counts.gained},
+      {"difference_points", Summary::ratio(100.0 * static_cast<double>(counts.gained - counts.lost),
+                                           static_cast<double>(counts.items))},
+      {"interval_95", {interval.low, interval.high}}};
 }
 
 nlohmann::json item_json(int64_t context, const RecallItem& item,
@@ -158,9 +160,9 @@ nlohmann::json summary_json(int64_t context, const RecallPolicy& policy, const S
 }
 
 void print_header() {
-  std::printf("%8s  %-22s %-14s %5s %5s  %-16s %-9s %6s %8s %6s %6s %6s %10s\n", "context", "policy",
-              "right/dense/n", "lost", "won", "difference 95 %", "codes", "agree", "KL", "mass",
-              "hits", "new", "bytes/tok");
+  std::printf("%8s  %-22s %-14s %5s %5s  %-16s %-9s %6s %8s %6s %6s %6s %10s\n", "context",
+              "policy", "right/dense/n", "lost", "won", "difference 95 %", "codes", "agree", "KL",
+              "mass", "hits", "new", "bytes/tok");
 }
 
 void print_row(int64_t context, const RecallPolicy& policy, const Summary& s) {
@@ -184,7 +186,8 @@ void print_row(int64_t context, const RecallPolicy& policy, const Summary& s) {
 
 Result<int> recall(const RecallFlags& flags, const std::string& command) {
   if (flags.against != "dense") {
-    return Error{ErrorCode::kBadFlag, "expected dense, found \"" + flags.against + "\"", "--against"};
+    return Error{ErrorCode::kBadFlag, "expected dense, found \"" + flags.against + "\"",
+                 "--against"};
   }
   if (flags.items < 1 || flags.facts_per_document < 1 || flags.facts_per_document > 64) {
     return Error{ErrorCode::kBadFlag, "expected at least 1 item and 1 to 64 facts per document",
@@ -220,14 +223,15 @@ Result<int> recall(const RecallFlags& flags, const std::string& command) {
     recall_options.facts_per_document = flags.facts_per_document;
     ProgressLine progress(!flags.quiet);
     std::vector<Summary> summaries(policies.size());
-    CLO_ASSIGN(const std::vector<RecallItem> items,
-               run_recall(*engine, recall_options, policies, [&](const RecallItem& item, int64_t done) {
-                 progress.items("context " + std::to_string(context), done, flags.items);
-                 for (size_t p = 0; p < policies.size(); ++p) {
-                   summaries[p].add(item, item.policies[p]);
-                   totals[p].add(item, item.policies[p]);
-                 }
-               }));
+    CLO_ASSIGN(
+        const std::vector<RecallItem> items,
+        run_recall(*engine, recall_options, policies, [&](const RecallItem& item, int64_t done) {
+          progress.items("context " + std::to_string(context), done, flags.items);
+          for (size_t p = 0; p < policies.size(); ++p) {
+            summaries[p].add(item, item.policies[p]);
+            totals[p].add(item, item.policies[p]);
+          }
+        }));
     progress.clear();
     for (const RecallItem& item : items) lines += item_json(context, item, policies).dump() + "\n";
     for (size_t p = 0; p < policies.size(); ++p) {
@@ -267,10 +271,13 @@ Command add_eval(CLI::App& app) {
   sub->add_flag("--quiet", f.quiet, "No progress line");
   f.policy.add_to(*sub);
   sub->footer(
-      "Half the documents are generated prose, half licence texts. A third of the facts are numbers, "
-      "a third words,\na third hexadecimal codes, which are reported apart. Columns: right under the "
+      "Half the documents are generated prose, half licence texts. A third of the facts are "
+      "numbers, "
+      "a third words,\na third hexadecimal codes, which are reported apart. Columns: right under "
+      "the "
       "policy / dense / items (numbers and\nwords); lost and won against dense on the same items; "
-      "codes likewise; agreement and KL (nats) of the next token,\nteacher-forced on the dense answer; "
+      "codes likewise; agreement and KL (nats) of the next token,\nteacher-forced on the dense "
+      "answer; "
       "attention mass kept; hit rate; share of new rows on a miss; bytes fetched.");
   return [flags] { return recall(*flags, "clo eval recall"); };
 }

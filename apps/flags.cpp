@@ -91,8 +91,9 @@ Result<std::vector<int64_t>> parse_numbers(const std::string& text, const char* 
 std::string presets_help() {
   std::string text = "Presets (each is these flags; a flag given beside it wins):\n";
   for (const std::string& name : preset_names()) {
-    text += "  " + name + ": " + describe(*preset(name)).substr(std::string("--preset ").size() +
-                                                                name.size() + 1) + "\n";
+    text += "  " + name + ": " +
+            describe(*preset(name)).substr(std::string("--preset ").size() + name.size() + 1) +
+            "\n";
   }
   return text +
          "clo-paper has no label age, as published: a token that has left the recent window is "
@@ -104,17 +105,20 @@ void PolicyFlags::add_to(CLI::App& app, bool with_preset) {
   const auto add = [&](const char* name, auto& target, const char* help) {
     app.add_option(name, target, help)->group(group);
   };
-  if (with_preset) add("--preset", preset, "Named set of the flags below: default, clo-paper, hata, dense");
+  if (with_preset)
+    add("--preset", preset, "Named set of the flags below: default, clo-paper, hata, dense");
   add("--kv-ratio", kv_ratio, "Set size as a share of the context (0.1); at least 256 tokens");
   add("--set-tokens", set_tokens, "Set size in tokens; wins over --kv-ratio");
-  add("--select", select, "What chooses a set: hash, exact (an oracle), random (a control), none (dense)");
+  add("--select", select,
+      "What chooses a set: hash, exact (an oracle), random (a control), none (dense)");
   add("--threshold", threshold, "Cosine at which a set is kept; above 1: never, -1: always");
   add("--eta", eta, "Threshold of the most important head (0.9); others follow by importance");
   add("--importance-exponent", importance_exponent, "Shape of that dependence (0.5)");
   add("--aggregate", aggregate, "How a group's query heads decide: mean, weighted, all");
   add("--persistent-heads", persistent_heads,
       "Heads with all rows on the device: fill (the budget), all, N per layer, or LAYER:HEAD,...");
-  add("--predict", predict, "Query that chooses: none (the true one), previous-layer, previous-step");
+  add("--predict", predict,
+      "Query that chooses: none (the true one), previous-layer, previous-step");
   add("--correction", correction, "Check a prediction against the true query: none, true_query");
   add("--fetch", fetch, "On a miss move only new rows or the whole set: delta, whole");
   add("--max-label-age", max_label_age, "Steps a set may be kept (64), or none");
@@ -127,9 +131,10 @@ Result<PolicyOptions> PolicyFlags::resolve() const { return resolve(preset.value
 
 Result<PolicyOptions> PolicyFlags::resolve(std::string_view base) const {
   if (threshold && (eta || importance_exponent)) {
-    return Error{ErrorCode::kBadFlag,
-                 "contradict each other: a plain threshold replaces the one made from eta; drop one",
-                 std::string("--threshold and ") + (eta ? "--eta" : "--importance-exponent")};
+    return Error{
+        ErrorCode::kBadFlag,
+        "contradict each other: a plain threshold replaces the one made from eta; drop one",
+        std::string("--threshold and ") + (eta ? "--eta" : "--importance-exponent")};
   }
   CLO_ASSIGN(PolicyOptions policy, clo::preset(base));
   if (kv_ratio) policy.kv_ratio = *kv_ratio;
@@ -151,19 +156,18 @@ Result<PolicyOptions> PolicyFlags::resolve(std::string_view base) const {
                           {"random", Select::kRandom},
                           {"none", Select::kNone}},
                          policy.select));
-  CLO_TRY(choose<Aggregate>("--aggregate", aggregate,
-                            {{"mean", Aggregate::kMean},
-                             {"weighted", Aggregate::kWeighted},
-                             {"all", Aggregate::kAll}},
-                            policy.aggregate));
+  CLO_TRY(choose<Aggregate>(
+      "--aggregate", aggregate,
+      {{"mean", Aggregate::kMean}, {"weighted", Aggregate::kWeighted}, {"all", Aggregate::kAll}},
+      policy.aggregate));
   CLO_TRY(choose<Predict>("--predict", predict,
                           {{"none", Predict::kNone},
                            {"previous-layer", Predict::kPreviousLayer},
                            {"previous-step", Predict::kPreviousStep}},
                           policy.predict));
-  CLO_TRY(choose<Correction>(
-      "--correction", correction,
-      {{"none", Correction::kNone}, {"true_query", Correction::kTrueQuery}}, policy.correction));
+  CLO_TRY(choose<Correction>("--correction", correction,
+                             {{"none", Correction::kNone}, {"true_query", Correction::kTrueQuery}},
+                             policy.correction));
   CLO_TRY(choose<Fetch>("--fetch", fetch, {{"delta", Fetch::kDelta}, {"whole", Fetch::kWhole}},
                         policy.fetch));
   const auto number_or = [](const char* flag, const std::optional<std::string>& given,
@@ -184,10 +188,12 @@ Result<PolicyOptions> PolicyFlags::resolve(std::string_view base) const {
   CLO_TRY(number_or("--dense-layers", dense_layers, "all", -1, policy.dense_layers));
   if (persistent_heads) CLO_TRY(parse_persistent(*persistent_heads, policy));
   if (base == "dense" && !select) {
-    for (const auto& [given, flag] :
-         {std::pair{kv_ratio.has_value(), "--kv-ratio"}, {set_tokens.has_value(), "--set-tokens"},
-          {threshold.has_value(), "--threshold"}, {eta.has_value(), "--eta"},
-          {predict.has_value(), "--predict"}, {fetch.has_value(), "--fetch"}}) {
+    for (const auto& [given, flag] : {std::pair{kv_ratio.has_value(), "--kv-ratio"},
+                                      {set_tokens.has_value(), "--set-tokens"},
+                                      {threshold.has_value(), "--threshold"},
+                                      {eta.has_value(), "--eta"},
+                                      {predict.has_value(), "--predict"},
+                                      {fetch.has_value(), "--fetch"}}) {
       if (given) {
         return Error{ErrorCode::kBadFlag,
                      "contradict each other: dense attends to every row and selects nothing",
@@ -228,15 +234,14 @@ void EngineFlags::add_to(CLI::App& app, bool with_context) {
 Result<EngineOptions> EngineFlags::resolve() const {
   EngineOptions options;
   options.model_dir = model;
-  CLO_TRY(choose<WeightType>("--dtype", dtype,
-                             {{"auto", WeightType::kAuto},
-                              {"f32", WeightType::kF32},
-                              {"bf16", WeightType::kBF16}},
-                             options.dtype));
-  CLO_TRY(choose<Backend>(
-      "--backend", backend,
-      {{"auto", Backend::kAuto}, {"cpu", Backend::kCpu}, {"cuda", Backend::kCuda}},
-      options.backend));
+  CLO_TRY(choose<WeightType>(
+      "--dtype", dtype,
+      {{"auto", WeightType::kAuto}, {"f32", WeightType::kF32}, {"bf16", WeightType::kBF16}},
+      options.dtype));
+  CLO_TRY(
+      choose<Backend>("--backend", backend,
+                      {{"auto", Backend::kAuto}, {"cpu", Backend::kCpu}, {"cuda", Backend::kCuda}},
+                      options.backend));
   const auto size = [](const char* flag, const std::optional<std::string>& text,
                        int64_t& target) -> Status {
     if (!text) return Ok{};

@@ -12,8 +12,8 @@ namespace clo::app {
 
 // An option that was given on the command line, or nothing.
 struct PolicyFlags {
-  std::optional<std::string> preset, select, aggregate, predict, correction, fetch, persistent_heads,
-      max_label_age, dense_layers;
+  std::optional<std::string> preset, select, aggregate, predict, correction, fetch,
+      persistent_heads, max_label_age, dense_layers;
   std::optional<double> kv_ratio, threshold, eta, importance_exponent;
   std::optional<int64_t> set_tokens;
   std::optional<int32_t> sink, recent;

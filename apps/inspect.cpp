@@ -62,8 +62,7 @@ Status print_tensors(const ModelConfig& config, const TensorFiles& files) {
     for (size_t i = 0; i < std::min<size_t>(unused.size(), 3); ++i) {
       names += (i ? ", " : " (") + unused[i];
     }
-    line("not used", std::to_string(unused.size()) + names +
-                         (unused.size() > 3 ? ", ...)" : ")"));
+    line("not used", std::to_string(unused.size()) + names + (unused.size() > 3 ? ", ...)" : ")"));
   }
   return Ok{};
 }
@@ -95,11 +94,10 @@ Result<int> inspect(const InspectFlags& flags) {
                            " layers, hidden " + std::to_string(config.hidden_size) + ", FFN " +
                            std::to_string(config.intermediate_size) +
                            (config.tie_word_embeddings ? ", tied head" : ", own head"));
-  line("attention", std::to_string(config.num_q_heads) + " query heads, " +
-                        std::to_string(config.num_kv_heads) + " KV heads, head_dim " +
-                        std::to_string(config.head_dim) +
-                        (config.attention_bias ? ", QKV bias" : "") +
-                        (config.qk_norm ? ", QK-norm" : ""));
+  line("attention",
+       std::to_string(config.num_q_heads) + " query heads, " + std::to_string(config.num_kv_heads) +
+           " KV heads, head_dim " + std::to_string(config.head_dim) +
+           (config.attention_bias ? ", QKV bias" : "") + (config.qk_norm ? ", QK-norm" : ""));
   line("context", std::to_string(config.max_positions) + " tokens");
   line("rope", describe_rope(config.rope));
   CLO_ASSIGN(const TensorFiles files, TensorFiles::open(dir));
@@ -110,11 +108,11 @@ Result<int> inspect(const InspectFlags& flags) {
   line("chat template", chat_template ? "yes" : "none: prompts are taken as they are");
   line("end of sequence", ids_text(generation.eos_ids));
   line("profile id", model_fingerprint(config));
-  line("devices", "cuda: not part of this build; cpu: " +
-                      CpuOps(options.threads > 0
-                                 ? options.threads
-                                 : static_cast<int>(std::thread::hardware_concurrency()))
-                          .description());
+  line("devices",
+       "cuda: not part of this build; cpu: " +
+           CpuOps(options.threads > 0 ? options.threads
+                                      : static_cast<int>(std::thread::hardware_concurrency()))
+               .description());
 
   CLO_ASSIGN(const PlanInput input, plan_input(config, options));
   std::printf("\n  %s\n  for %lld sequence(s) of %lld tokens, %s per token of KV\n",
@@ -126,14 +124,14 @@ Result<int> inspect(const InspectFlags& flags) {
   const int64_t free_bytes = available_host_bytes();
   int64_t needed = 0;
   for (const PlanRow& row : plan.rows) needed += row.bytes;
-  line("system memory", format_bytes(free_bytes) + " free for this process (limits of its control "
-                                                   "group counted), " +
+  line("system memory", format_bytes(free_bytes) +
+                            " free for this process (limits of its control "
+                            "group counted), " +
                             format_bytes(needed) + " needed");
   if (needed > free_bytes) {
     return Error{ErrorCode::kHostMemory,
                  "the plan needs " + format_bytes(needed) + " of system memory, " +
-                     format_bytes(free_bytes) +
-                     " is free; lower --context, --batch or --kv-ratio",
+                     format_bytes(free_bytes) + " is free; lower --context, --batch or --kv-ratio",
                  "memory plan"};
   }
   CLO_TRY(plan_memory(input));

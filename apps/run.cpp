@@ -51,18 +51,20 @@ Error contradiction(const std::string& flags, const std::string& why) {
 Status check_flags(const RunFlags& f) {
   const int sources = f.prompt.has_value() + f.file.has_value() + f.context_file.has_value();
   if (sources > 1) {
-    return contradiction(f.prompt && f.file      ? "--prompt and --file"
-                         : f.prompt              ? "--prompt and --context-file"
-                                                 : "--file and --context-file",
+    return contradiction(f.prompt && f.file ? "--prompt and --file"
+                         : f.prompt         ? "--prompt and --context-file"
+                                            : "--file and --context-file",
                          "give the prompt once");
   }
   if (!f.questions.empty() && !f.context_file) {
-    return Error{ErrorCode::kBadFlag, "needs --context-file: the document it is about", "--question"};
+    return Error{ErrorCode::kBadFlag, "needs --context-file: the document it is about",
+                 "--question"};
   }
   if (f.context_file && f.questions.empty()) {
     return Error{ErrorCode::kBadFlag, "needs at least one --question", "--context-file"};
   }
-  if (f.chat && f.raw) return contradiction("--chat and --raw", "a conversation needs the template");
+  if (f.chat && f.raw)
+    return contradiction("--chat and --raw", "a conversation needs the template");
   if (f.chat && f.json) return contradiction("--chat and --json", "a conversation is for people");
   if (f.chat && sources > 0) {
     return contradiction("--chat and a prompt", "a conversation asks for its lines itself");
@@ -169,8 +171,9 @@ Result<int> run(const RunFlags& flags) {
   } else if (flags.prompt) {
     text = *flags.prompt;
     if (find_invalid_utf8(text) != text.size()) {
-      return Error{ErrorCode::kBadFlag, "expected UTF-8 text, found an invalid byte at offset " +
-                                            std::to_string(find_invalid_utf8(text)),
+      return Error{ErrorCode::kBadFlag,
+                   "expected UTF-8 text, found an invalid byte at offset " +
+                       std::to_string(find_invalid_utf8(text)),
                    "--prompt"};
     }
   } else if (!flags.chat) {
@@ -235,7 +238,8 @@ Command add_run(CLI::App& app) {
   app.add_flag("--chat", f.chat, "A conversation, line by line")->group(group);
   app.add_flag("--raw", f.raw, "Do not apply the model's chat template")->group(group);
 
-  const std::string answer = "Answer (without sampling flags: as generation_config.json says, else greedy)";
+  const std::string answer =
+      "Answer (without sampling flags: as generation_config.json says, else greedy)";
   app.add_option("--max-new-tokens", f.max_new_tokens, "Longest answer (256)")->group(answer);
   app.add_flag("--ignore-eos", f.ignore_eos, "Go on after an end-of-sequence token")->group(answer);
   app.add_option("--stop", f.stop, "Text that ends the answer; may be repeated")

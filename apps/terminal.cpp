@@ -1,9 +1,10 @@
 #include "terminal.h"
 
+#include <unistd.h>
+
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
-#include <unistd.h>
 
 namespace clo::app {
 
@@ -57,7 +58,8 @@ void ProgressLine::prefill(const Progress& progress) {
     const auto t = static_cast<double>(tokens);
     return t * (8192 + t);
   };
-  const double left = progress.seconds * (work(progress.prompt_tokens) - work(progress.done_tokens)) /
+  const double left = progress.seconds *
+                      (work(progress.prompt_tokens) - work(progress.done_tokens)) /
                       work(progress.done_tokens);
   show("reading the prompt: " + std::to_string(progress.done_tokens) + " of " +
        std::to_string(progress.prompt_tokens) + " tokens, " + duration(left) + " left");
@@ -65,10 +67,13 @@ void ProgressLine::prefill(const Progress& progress) {
 }
 
 void ProgressLine::items(std::string_view what, int64_t done, int64_t total) {
-  const double elapsed = std::chrono::duration<double>(std::chrono::steady_clock::now() - started_).count();
-  std::string text = std::string(what) + ": " + std::to_string(done) + " of " + std::to_string(total);
+  const double elapsed =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - started_).count();
+  std::string text =
+      std::string(what) + ": " + std::to_string(done) + " of " + std::to_string(total);
   if (done > 0) {
-    text += ", " + duration(elapsed / static_cast<double>(done) * static_cast<double>(total - done)) +
+    text += ", " +
+            duration(elapsed / static_cast<double>(done) * static_cast<double>(total - done)) +
             " left";
   }
   show(text);

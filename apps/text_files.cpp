@@ -47,12 +47,13 @@ Result<std::string> read_text(const std::string& path) {
   }
   const size_t invalid = find_invalid_utf8(text);
   if (invalid != text.size()) {
-    return bad_text(where, "expected UTF-8 text, found an invalid byte at offset " +
-                               std::to_string(invalid) + " (line " +
-                               std::to_string(1 + std::count(text.begin(),
-                                                             text.begin() + static_cast<std::ptrdiff_t>(invalid),
-                                                             '\n')) +
-                               "); convert it to UTF-8 first");
+    return bad_text(
+        where, "expected UTF-8 text, found an invalid byte at offset " + std::to_string(invalid) +
+                   " (line " +
+                   std::to_string(
+                       1 + std::count(text.begin(),
+                                      text.begin() + static_cast<std::ptrdiff_t>(invalid), '\n')) +
+                   "); convert it to UTF-8 first");
   }
   std::string unix;
   unix.reserve(text.size());

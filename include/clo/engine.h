@@ -27,22 +27,22 @@ enum class WeightType : uint8_t { kAuto, kF32, kBF16 };
 enum class Backend : uint8_t { kAuto, kCpu, kCuda };
 
 struct EngineOptions {
-  std::string model_dir;               // a Hugging Face model directory or hub cache folder
+  std::string model_dir;                 // a Hugging Face model directory or hub cache folder
   WeightType dtype = WeightType::kAuto;  // weights, KV and products; auto: what the files hold
   Backend backend = Backend::kAuto;
-  int32_t threads = 0;                 // CPU threads; 0: all cores
-  int64_t device_memory_bytes = 0;     // 0: what the requests need
-  int64_t host_memory_bytes = 0;       // 0: what the requests need, within what the system has
-  int64_t max_context_tokens = 0;      // 0: the model's limit
-  int32_t max_batch = 8;               // sequences that run at once; others wait
-  int32_t prefill_chunk = 512;         // prompt tokens per prefill step
-  int32_t code_bits = 128;             // per key; 0: none, so no hash selection
-  bool keep_prefixes = true;           // full pages of finished prompts stay for later requests
-  bool require_tokenizer = true;       // false: a model without one serves token ids only
-  std::string profile;                 // importance, difficulty and hash weights; empty: none
-  PolicyOptions policy;                // of requests that name none
+  int32_t threads = 0;              // CPU threads; 0: all cores
+  int64_t device_memory_bytes = 0;  // 0: what the requests need
+  int64_t host_memory_bytes = 0;    // 0: what the requests need, within what the system has
+  int64_t max_context_tokens = 0;   // 0: the model's limit
+  int32_t max_batch = 8;            // sequences that run at once; others wait
+  int32_t prefill_chunk = 512;      // prompt tokens per prefill step
+  int32_t code_bits = 128;          // per key; 0: none, so no hash selection
+  bool keep_prefixes = true;        // full pages of finished prompts stay for later requests
+  bool require_tokenizer = true;    // false: a model without one serves token ids only
+  std::string profile;              // importance, difficulty and hash weights; empty: none
+  PolicyOptions policy;             // of requests that name none
   // For tests and evaluation.
-  bool guard_host_rows = false;        // host rows cannot be read while decode attention runs
+  bool guard_host_rows = false;  // host rows cannot be read while decode attention runs
 };
 
 struct Message {
@@ -51,8 +51,8 @@ struct Message {
 };
 
 struct SamplingOptions {
-  float temperature = 0;         // 0: the most likely token, the lowest id among equals
-  int32_t top_k = 0;             // 0: all
+  float temperature = 0;  // 0: the most likely token, the lowest id among equals
+  int32_t top_k = 0;      // 0: all
   float top_p = 1;
   float min_p = 0;
   float repetition_penalty = 1;  // of tokens of the answer: a document must stay quotable
@@ -67,19 +67,19 @@ struct Progress {
 
 struct Request {
   // Exactly one of the three says what the prompt is.
-  std::vector<Message> messages;     // through the model's chat template
-  std::string prompt;                // as it is (BOS as the tokenizer file says)
-  std::vector<int32_t> prompt_ids;   // as they are
+  std::vector<Message> messages;    // through the model's chat template
+  std::string prompt;               // as it is (BOS as the tokenizer file says)
+  std::vector<int32_t> prompt_ids;  // as they are
 
   int64_t max_new_tokens = 256;
   bool ignore_eos = false;
-  std::vector<std::string> stop;           // text at which the answer ends; not part of it
+  std::vector<std::string> stop;            // text at which the answer ends; not part of it
   std::optional<SamplingOptions> sampling;  // absent: generation_config.json, else greedy
   std::optional<PolicyOptions> policy;      // absent: the engine's
 
-  std::function<void(std::string_view)> on_text;      // pieces of the answer, whole characters
-  std::function<void(const Progress&)> on_progress;   // after each prefill chunk
-  std::function<bool()> keep_going;                   // false: cancel; asked between layers
+  std::function<void(std::string_view)> on_text;     // pieces of the answer, whole characters
+  std::function<void(const Progress&)> on_progress;  // after each prefill chunk
+  std::function<bool()> keep_going;                  // false: cancel; asked between layers
 
   // For evaluation: the answer is forced to these tokens, and each step's logits are shown.
   std::vector<int32_t> forced_tokens;
@@ -94,7 +94,7 @@ struct Response {
   std::string text;
   std::vector<int32_t> tokens;  // of the answer, an end-of-sequence token left out
   FinishReason finish = FinishReason::kStop;
-  std::optional<Error> error;   // set when finish is kError; text holds what came before
+  std::optional<Error> error;  // set when finish is kError; text holds what came before
   Report report;
 };
 

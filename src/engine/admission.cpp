@@ -13,8 +13,7 @@ namespace clo {
 
 PlanInput Engine::Impl::plan_input(const PolicyOptions& policy, int64_t capacity_tokens,
                                    int64_t batch) const {
-  PlanInput input =
-      clo::plan_input(config, options, shape, policy, capacity_tokens, batch);
+  PlanInput input = clo::plan_input(config, options, shape, policy, capacity_tokens, batch);
   if (store) input.host_budget_bytes = store->arena().budget_bytes();
   return input;
 }
@@ -38,16 +37,15 @@ Status Engine::Impl::check_fits(const PolicyOptions& policy, int64_t capacity_to
   return Ok{};
 }
 
-Result<std::vector<int32_t>> Engine::Impl::encode(std::string_view text,
-                                                  EncodeOptions how) const {
+Result<std::vector<int32_t>> Engine::Impl::encode(std::string_view text, EncodeOptions how) const {
   if (tokenizer) return tokenizer->encode(text, how);
   return Error{ErrorCode::kUnsupported,
                "the model has no tokenizer.json, so it takes token ids only", options.model_dir};
 }
 
 Result<std::vector<int32_t>> Engine::Impl::prompt_ids(const Request& request) const {
-  const int given = !request.messages.empty() + !request.prompt.empty() +
-                    !request.prompt_ids.empty();
+  const int given =
+      !request.messages.empty() + !request.prompt.empty() + !request.prompt_ids.empty();
   if (given > 1) {
     return Error{ErrorCode::kBadRequest,
                  "a request has one of messages, prompt and prompt_ids, not several", ""};
@@ -104,8 +102,9 @@ Result<std::unique_ptr<Sequence>> Engine::Impl::make_sequence(Request request) {
   }
   for (const int32_t id : request.forced_tokens) {
     if (id < 0 || id >= config.vocab_size) {
-      return Error{ErrorCode::kBadRequest, "forced token " + std::to_string(id) +
-                                               " is outside the vocabulary", "forced_tokens"};
+      return Error{ErrorCode::kBadRequest,
+                   "forced token " + std::to_string(id) + " is outside the vocabulary",
+                   "forced_tokens"};
     }
   }
   SamplingOptions sampling;
@@ -131,8 +130,7 @@ Result<std::unique_ptr<Sequence>> Engine::Impl::make_sequence(Request request) {
   if (tokenizer) sequence->decoder.emplace(*tokenizer);
   sequence->policy = policy;
   sequence->prompt_tokens = prompt_tokens;
-  sequence->limit_tokens =
-      std::min(prompt_tokens + sequence->request.max_new_tokens, max_context);
+  sequence->limit_tokens = std::min(prompt_tokens + sequence->request.max_new_tokens, max_context);
   sequence->tokens = std::move(ids);
   sequence->submitted = Clock::now();
   CLO_TRY(check_fits(policy, sequence->limit_tokens));
@@ -155,8 +153,7 @@ bool Engine::Impl::should_wait(const Sequence& sequence) const {
 
 bool Engine::Impl::admit() {
   bool any = false;
-  for (auto at = queue.begin();
-       at != queue.end() && std::ssize(running) < options.max_batch;) {
+  for (auto at = queue.begin(); at != queue.end() && std::ssize(running) < options.max_batch;) {
     Sequence& sequence = **at;
     if (should_wait(sequence)) {
       ++at;

@@ -12,10 +12,14 @@ std::string_view version() { return CLO_VERSION; }
 
 std::string_view finish_reason_name(FinishReason reason) {
   switch (reason) {
-    case FinishReason::kStop: return "stop";
-    case FinishReason::kLength: return "length";
-    case FinishReason::kCancelled: return "cancelled";
-    case FinishReason::kError: return "error";
+    case FinishReason::kStop:
+      return "stop";
+    case FinishReason::kLength:
+      return "length";
+    case FinishReason::kCancelled:
+      return "cancelled";
+    case FinishReason::kError:
+      return "error";
   }
   return "unknown";
 }
@@ -174,8 +178,8 @@ void Engine::Impl::take_logits(Sequence& sequence, std::span<const float> logits
   if (sequence.request.on_logits) sequence.request.on_logits(logits);
   const auto& forced = sequence.request.forced_tokens;
   const auto step = sequence.answer().size();
-  const int32_t token = step < forced.size() ? forced[step]
-                                             : sequence.sampler.sample(logits, sequence.answer());
+  const int32_t token =
+      step < forced.size() ? forced[step] : sequence.sampler.sample(logits, sequence.answer());
   if (step == 0) sequence.first_token = Clock::now();
   emit(sequence, token);
 }

@@ -44,7 +44,7 @@ struct Sequence {
   PolicyOptions policy;
   std::vector<int32_t> tokens;  // prompt, then answer
   int64_t prompt_tokens = 0;
-  int64_t limit_tokens = 0;     // prompt and answer
+  int64_t limit_tokens = 0;  // prompt and answer
   Sampler sampler;
   std::optional<StreamDecoder> decoder;  // absent when the model has no tokenizer
   StopMatcher stops;

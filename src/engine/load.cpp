@@ -22,7 +22,8 @@ Status check_options(const EngineOptions& o) {
     return Error{ErrorCode::kBadFlag,
                  std::string("expected ") + expected + ", found " + std::to_string(found), flag};
   };
-  if (o.threads < 0 || o.threads > 1024) return bad("--threads", "0 (all cores) to 1024", o.threads);
+  if (o.threads < 0 || o.threads > 1024)
+    return bad("--threads", "0 (all cores) to 1024", o.threads);
   if (o.device_memory_bytes < 0) return bad("--device-memory", "a size", o.device_memory_bytes);
   if (o.host_memory_bytes < 0) return bad("--host-memory", "a size", o.host_memory_bytes);
   if (o.max_context_tokens < 0) return bad("--context", "a number of tokens", o.max_context_tokens);
@@ -90,8 +91,7 @@ Status Engine::Impl::build(const std::filesystem::path& dir) {
 Status Engine::Impl::build_memory(const TensorFiles& files) {
   const DType type = shape.type;
   const int64_t max_rows = clo::max_step_rows(config, options);
-  const int64_t workspace_bytes =
-      Transformer::workspace_bytes(config, max_rows, options.max_batch);
+  const int64_t workspace_bytes = Transformer::workspace_bytes(config, max_rows, options.max_batch);
 
   // Budgets that are not given are what the batch could need at most: the arenas only reserve
   // addresses, and a page costs memory once it is written.
@@ -102,9 +102,10 @@ Status Engine::Impl::build_memory(const TensorFiles& files) {
       sketch_memory(plan_input(options.policy, max_context, options.max_batch));
   int64_t device_bytes = options.device_memory_bytes;
   if (device_bytes == 0) {
-    device_bytes = std::max(dense_plan.device_bytes, own_plan.device_bytes) +
-                   // Each sequence's blocks are rounded to the arena's alignment.
-                   options.max_batch * (divide_up(max_context, kPageTokens) + 2) * Arena::kAlignment;
+    device_bytes =
+        std::max(dense_plan.device_bytes, own_plan.device_bytes) +
+        // Each sequence's blocks are rounded to the arena's alignment.
+        options.max_batch * (divide_up(max_context, kPageTokens) + 2) * Arena::kAlignment;
   } else if (device_bytes < workspace_bytes + Weights::required_bytes(config, type)) {
     return Error{ErrorCode::kDeviceMemory,
                  "the device budget is " + format_bytes(device_bytes) + "; weights (" +
@@ -128,8 +129,8 @@ Status Engine::Impl::build_memory(const TensorFiles& files) {
   CLO_ASSIGN(HostStore made, HostStore::create(shape, host_bytes));
   store = std::make_unique<HostStore>(std::move(made));
   codes = std::make_unique<CodeCache>(*store, *device);
-  system = std::make_unique<KvSystem>(KvSystem{shape, *ops, *transfer, *device, store.get(),
-                                               codes.get(), {}, {}, {}, false, false});
+  system = std::make_unique<KvSystem>(KvSystem{
+      shape, *ops, *transfer, *device, store.get(), codes.get(), {}, {}, {}, false, false});
   system->guard_host_rows = options.guard_host_rows;
   if (!options.profile.empty()) {
     CLO_ASSIGN(system->profile, load_profile(options.profile, config, shape.code_bits));
@@ -140,9 +141,9 @@ Status Engine::Impl::build_memory(const TensorFiles& files) {
       for (int32_t head = 0; head < shape.num_kv_heads; ++head) {
         HashParams hash = signs->params(layer, head);
         if (!system->profile.hash_weights.empty()) {
-          hash.weights = system->profile.hash_weights.data() +
-                         (int64_t{layer} * shape.num_kv_heads + head) * shape.head_dim *
-                             shape.code_bits;
+          hash.weights =
+              system->profile.hash_weights.data() +
+              (int64_t{layer} * shape.num_kv_heads + head) * shape.head_dim * shape.code_bits;
         }
         system->hashes.push_back(hash);
       }
@@ -154,10 +155,10 @@ Status Engine::Impl::build_memory(const TensorFiles& files) {
 
   CLO_ASSIGN(Weights loaded, Weights::load(config, files, type, *device));
   weights = std::make_unique<Weights>(std::move(loaded));
-  attention = std::make_unique<Attention>(
-      *system, 1.0f / std::sqrt(static_cast<float>(config.head_dim)));
-  CLO_ASSIGN(Transformer transformer, Transformer::create(*weights, *ops, *attention, *device,
-                                                          max_rows, options.max_batch));
+  attention =
+      std::make_unique<Attention>(*system, 1.0f / std::sqrt(static_cast<float>(config.head_dim)));
+  CLO_ASSIGN(Transformer transformer,
+             Transformer::create(*weights, *ops, *attention, *device, max_rows, options.max_batch));
   model = std::make_unique<Transformer>(std::move(transformer));
   return Ok{};
 }

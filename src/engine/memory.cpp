@@ -1,8 +1,9 @@
 #include "engine/memory.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <fstream>
-#include <unistd.h>
 
 #include "base/try.h"
 #include "model/transformer.h"
@@ -31,9 +32,8 @@ int64_t process_overhead(const ModelConfig& config, const EngineOptions& options
 }  // namespace
 
 int64_t max_context_tokens(const ModelConfig& config, const EngineOptions& options) {
-  return options.max_context_tokens > 0
-             ? std::min(options.max_context_tokens, config.max_positions)
-             : config.max_positions;
+  return options.max_context_tokens > 0 ? std::min(options.max_context_tokens, config.max_positions)
+                                        : config.max_positions;
 }
 
 int64_t max_step_rows(const ModelConfig& config, const EngineOptions& options) {
@@ -63,8 +63,8 @@ PlanInput plan_input(const ModelConfig& config, const EngineOptions& options, co
   input.context_tokens = capacity_tokens;
   input.batch = batch;
   input.weight_bytes = Weights::required_bytes(config, shape.type);
-  input.workspace_bytes = Transformer::workspace_bytes(config, max_step_rows(config, options),
-                                                       options.max_batch);
+  input.workspace_bytes =
+      Transformer::workspace_bytes(config, max_step_rows(config, options), options.max_batch);
   input.sink_tokens = policy.sink;
   input.ring_tokens = ring_tokens(policy);
   input.slot_capacity = slot_capacity(policy, capacity_tokens);
@@ -75,8 +75,7 @@ PlanInput plan_input(const ModelConfig& config, const EngineOptions& options, co
   input.host_copy = options.keep_prefixes;
   input.device_budget_bytes = options.device_memory_bytes;
   input.host_budget_bytes = options.host_memory_bytes;
-  input.process_overhead_bytes =
-      process_overhead(config, options, shape, capacity_tokens, batch);
+  input.process_overhead_bytes = process_overhead(config, options, shape, capacity_tokens, batch);
   return input;
 }
 

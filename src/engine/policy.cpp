@@ -58,8 +58,8 @@ Result<PolicyOptions> preset(std::string_view name) {
 
 Status validate(const PolicyOptions& p) {
   if (!(p.kv_ratio > 0 && p.kv_ratio <= 1)) {
-    return bad_flag("--kv-ratio", "expected a share above 0 and at most 1, found " +
-                                      number(p.kv_ratio));
+    return bad_flag("--kv-ratio",
+                    "expected a share above 0 and at most 1, found " + number(p.kv_ratio));
   }
   if (p.set_tokens < 0 || p.set_tokens > (int64_t{1} << 30)) {
     return bad_flag("--set-tokens", "expected a number of tokens from 1 to 2^30, found " +
@@ -79,18 +79,16 @@ Status validate(const PolicyOptions& p) {
     return bad_flag("--threshold", "expected a number, found nan");
   }
   if (!(p.eta >= -1 && p.eta <= 2)) {
-    return bad_flag("--eta", "expected -1 to 1 (above 1: always choose again), found " +
-                                 number(p.eta));
+    return bad_flag("--eta",
+                    "expected -1 to 1 (above 1: always choose again), found " + number(p.eta));
   }
   if (!(p.importance_exponent > 0 && p.importance_exponent <= 100)) {
-    return bad_flag("--importance-exponent",
-                    "expected a number above 0 and at most 100, found " +
-                        number(p.importance_exponent));
+    return bad_flag("--importance-exponent", "expected a number above 0 and at most 100, found " +
+                                                 number(p.importance_exponent));
   }
   if (p.dense_layers < -1) {
-    return bad_flag("--dense-layers",
-                    "expected a number of layers, or -1 for all, found " +
-                        std::to_string(p.dense_layers));
+    return bad_flag("--dense-layers", "expected a number of layers, or -1 for all, found " +
+                                          std::to_string(p.dense_layers));
   }
   if (p.persistent == PolicyOptions::Persistent::kPerLayer && p.persistent_per_layer < 0) {
     return bad_flag("--persistent-heads", "expected a count of at least 0, found " +
@@ -134,8 +132,12 @@ std::string describe(const PolicyOptions& p) {
   add("--recent", std::to_string(p.recent));
   add("--dense-layers", p.dense_layers < 0 ? "all" : std::to_string(p.dense_layers));
   switch (p.persistent) {
-    case PolicyOptions::Persistent::kFillBudget: add("--persistent-heads", "fill"); break;
-    case PolicyOptions::Persistent::kAll: add("--persistent-heads", "all"); break;
+    case PolicyOptions::Persistent::kFillBudget:
+      add("--persistent-heads", "fill");
+      break;
+    case PolicyOptions::Persistent::kAll:
+      add("--persistent-heads", "all");
+      break;
     case PolicyOptions::Persistent::kPerLayer:
       add("--persistent-heads", std::to_string(p.persistent_per_layer));
       break;

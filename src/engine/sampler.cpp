@@ -40,10 +40,9 @@ double philox_uniform(uint64_t seed, uint64_t position) {
   for (int round = 0; round < 10; ++round) {
     const uint64_t a = uint64_t{0xD2511F53u} * c[0];
     const uint64_t b = uint64_t{0xCD9E8D57u} * c[2];
-    const uint32_t next[4] = {static_cast<uint32_t>(b >> 32) ^ c[1] ^ key[0],
-                              static_cast<uint32_t>(b),
-                              static_cast<uint32_t>(a >> 32) ^ c[3] ^ key[1],
-                              static_cast<uint32_t>(a)};
+    const uint32_t next[4] = {
+        static_cast<uint32_t>(b >> 32) ^ c[1] ^ key[0], static_cast<uint32_t>(b),
+        static_cast<uint32_t>(a >> 32) ^ c[3] ^ key[1], static_cast<uint32_t>(a)};
     std::copy_n(next, 4, c);
     key[0] += 0x9E3779B9u;
     key[1] += 0xBB67AE85u;
@@ -69,8 +68,7 @@ int32_t Sampler::sample(std::span<const float> logits, std::span<const int32_t> 
     }
   }
   if (options_.temperature == 0) {
-    return static_cast<int32_t>(std::max_element(scores_.begin(), scores_.end()) -
-                                scores_.begin());
+    return static_cast<int32_t>(std::max_element(scores_.begin(), scores_.end()) - scores_.begin());
   }
   order_.resize(scores_.size());
   std::iota(order_.begin(), order_.end(), 0);

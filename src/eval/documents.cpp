@@ -21,9 +21,12 @@ std::string_view pick(std::span<const std::string_view> words, ItemRandom& rando
 
 std::string_view subject(FactForm form) {
   switch (form) {
-    case FactForm::kNumber: return "special magic number";
-    case FactForm::kWord: return "secret word";
-    case FactForm::kCode: return "access code";
+    case FactForm::kNumber:
+      return "special magic number";
+    case FactForm::kWord:
+      return "secret word";
+    case FactForm::kCode:
+      return "access code";
   }
   return "";
 }
@@ -36,11 +39,16 @@ std::string sentence(ItemRandom& random) {
   };
   const auto thing = [&] { return skewed(adjectives()) + " " + skewed(nouns()); };
   static constexpr std::string_view kOpenings[] = {
-      "", "In the morning ", "Every year ", "Near the harbor ", "As the story goes, ",
-      "At dusk ", "Now and then ", "Later "};
-  static constexpr std::string_view kEndings[] = {
-      "", " before the rain comes", " without a word", " for the third time",
-      " while the others wait", " beyond the hills", " as it always has", " until the evening"};
+      "",         "In the morning ", "Every year ", "Near the harbor ", "As the story goes, ",
+      "At dusk ", "Now and then ",   "Later "};
+  static constexpr std::string_view kEndings[] = {"",
+                                                  " before the rain comes",
+                                                  " without a word",
+                                                  " for the third time",
+                                                  " while the others wait",
+                                                  " beyond the hills",
+                                                  " as it always has",
+                                                  " until the evening"};
   std::string text(pick(kOpenings, random));
   text += text.empty() ? "The " : "the ";
   text += thing() + " " + skewed(verbs()) + " the " + thing();
@@ -53,9 +61,12 @@ std::string sentence(ItemRandom& random) {
 
 std::string_view fact_form_name(FactForm form) {
   switch (form) {
-    case FactForm::kNumber: return "number";
-    case FactForm::kWord: return "word";
-    case FactForm::kCode: return "code";
+    case FactForm::kNumber:
+      return "number";
+    case FactForm::kWord:
+      return "word";
+    case FactForm::kCode:
+      return "code";
   }
   return "";
 }
@@ -77,7 +88,9 @@ Fact make_fact(FactForm form, ItemRandom& random) {
     case FactForm::kNumber:
       fact.value = std::to_string(1'000'000 + random.below(9'000'000));
       break;
-    case FactForm::kWord: fact.value = pick(nouns(), random); break;
+    case FactForm::kWord:
+      fact.value = pick(nouns(), random);
+      break;
     case FactForm::kCode:
       for (int i = 0; i < 8; ++i) fact.value += "0123456789abcdef"[random.below(16)];
       break;

@@ -127,8 +127,8 @@ Result<std::string> make_document(const Engine& engine, const RecallOptions& opt
     CLO_ASSIGN(filler, FillerText::licences(seed, options.licence_folder));
   }
   return plant_facts(facts, std::move(filler),
-                     options.context_tokens - frame - options.max_new_tokens,
-                     options.clear_tokens, count);
+                     options.context_tokens - frame - options.max_new_tokens, options.clear_tokens,
+                     count);
 }
 
 }  // namespace

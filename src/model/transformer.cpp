@@ -119,8 +119,8 @@ bool Transformer::run_layers(int64_t rows, const std::function<bool()>& proceed)
     attention_->attend(l, qkv_, stride, attended_);
     ops_->linear({w.output, w.output_bias, attended_, x_, rows, c.hidden_size, true});
     normalise(w.mlp_norm, rows);
-    ops_->linear({w.gate_up, w.gate_up_bias, normed_, gate_up_, rows, 2 * c.intermediate_size,
-                  false});
+    ops_->linear(
+        {w.gate_up, w.gate_up_bias, normed_, gate_up_, rows, 2 * c.intermediate_size, false});
     ops_->gated_silu({gate_up_, inner_, rows, c.intermediate_size});
     ops_->linear({w.down, w.down_bias, inner_, x_, rows, c.hidden_size, true});
   }
@@ -152,8 +152,7 @@ std::span<const float> Transformer::decode(std::span<const int32_t> ids,
 
 std::span<const float> Transformer::prefill(std::span<const int32_t> ids, SequenceKv& sequence,
                                             bool last, int64_t num_logits,
-                                            const std::function<bool()>& proceed,
-                                            bool* abandoned) {
+                                            const std::function<bool()>& proceed, bool* abandoned) {
   const int64_t rows = std::ssize(ids);
   CLO_CHECK(rows >= 1 && rows <= max_rows_ && num_logits <= rows, rows, max_rows_, num_logits);
   positions_.clear();

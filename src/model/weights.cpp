@@ -24,7 +24,7 @@ class Loader {
     view.type = type_;
     view.num_cols = cols;
     for (const auto& [name, rows] : parts) view.num_rows += rows;
-    CLO_ASSIGN(std::byte* at, arena_.allocate(view.num_rows * cols * dtype_bytes(type_)));
+    CLO_ASSIGN(std::byte * at, arena_.allocate(view.num_rows * cols * dtype_bytes(type_)));
     view.data = at;
     std::vector<float> row(static_cast<size_t>(cols));
     for (const auto& [name, rows] : parts) {

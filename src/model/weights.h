@@ -21,10 +21,10 @@ struct LayerWeights {
   const float* k_norm = nullptr;      // [head_dim] or null
   WeightView output;                  // [hidden_size, num_q_heads * head_dim]
   const float* output_bias = nullptr;
-  const float* mlp_norm = nullptr;    // [hidden_size]
-  WeightView gate_up;                 // [2 * intermediate_size, hidden_size]
+  const float* mlp_norm = nullptr;  // [hidden_size]
+  WeightView gate_up;               // [2 * intermediate_size, hidden_size]
   const float* gate_up_bias = nullptr;
-  WeightView down;                    // [hidden_size, intermediate_size]
+  WeightView down;  // [hidden_size, intermediate_size]
   const float* down_bias = nullptr;
 };
 

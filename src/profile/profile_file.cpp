@@ -25,7 +25,8 @@ Result<std::vector<float>> read_tensor(const SafetensorsFile& file, const std::s
   std::vector<float> values(static_cast<size_t>(tensor.num_elements()));
   convert_to_f32(tensor.type, tensor.bytes, values.data(), tensor.num_elements());
   if (!std::all_of(values.begin(), values.end(), [](float x) { return x - x == 0; })) {
-    return Error{ErrorCode::kBadFile, "tensor " + name + " holds a value that is not finite", where};
+    return Error{ErrorCode::kBadFile, "tensor " + name + " holds a value that is not finite",
+                 where};
   }
   return values;
 }
@@ -34,8 +35,8 @@ Result<std::vector<float>> read_tensor(const SafetensorsFile& file, const std::s
 
 std::string model_fingerprint(const ModelConfig& c) {
   std::string text = c.architecture;
-  for (const int64_t size : {c.num_layers, c.hidden_size, c.num_q_heads, c.num_kv_heads,
-                             c.head_dim, c.intermediate_size, c.vocab_size}) {
+  for (const int64_t size : {c.num_layers, c.hidden_size, c.num_q_heads, c.num_kv_heads, c.head_dim,
+                             c.intermediate_size, c.vocab_size}) {
     text += "-" + std::to_string(size);
   }
   return text + "-" + describe_rope(c.rope);

@@ -2,8 +2,8 @@
 // Reads a profile: what was measured offline about a model's heads, as one safetensors file.
 //
 //   importance   F32 [num_layers, num_q_heads]                         s_i in [0, 1]
-//   difficulty   F32 [num_layers, num_kv_heads]                        D_i, higher = harder to reuse
-//   hash_weights F32 [num_layers, num_kv_heads, head_dim, code_bits]   trained projection
+//   difficulty   F32 [num_layers, num_kv_heads]                        D_i, higher = harder to
+//   reuse hash_weights F32 [num_layers, num_kv_heads, head_dim, code_bits]   trained projection
 //
 // Each tensor may be absent. Metadata: "format" = "clo-profile-1" and "model" = the fingerprint of
 // the model it was measured on (see model_fingerprint).
