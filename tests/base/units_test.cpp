@@ -41,7 +41,7 @@ TEST(CheckedArithmetic, RefusesWrapAround) {
 }
 
 TEST(Utf8, RefusesOverlongSurrogateAndTruncated) {
-  EXPECT_EQ(find_invalid_utf8("plain \xC3\xA9 \xE2\x82\xAC \xF0\x9F\x98\x80"), 16u);
+  EXPECT_EQ(find_invalid_utf8("plain \xC3\xA9 \xE2\x82\xAC \xF0\x9F\x98\x80"), 17u);
   EXPECT_EQ(find_invalid_utf8("ab\xC0\x80"), 2u);
   EXPECT_EQ(find_invalid_utf8("ab\xED\xA0\x80"), 2u);
   EXPECT_EQ(find_invalid_utf8("ab\xF4\x90\x80\x80"), 2u);

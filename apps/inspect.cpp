@@ -1,0 +1,154 @@
+// clo inspect: what a model is and what it will take, before anything is allocated.
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <iostream>
+#include <memory>
+#include <set>
+#include <thread>
+
+#include "base/try.h"
+#include "base/units.h"
+#include "commands.h"
+#include "engine/memory.h"
+#include "flags.h"
+#include "io/generation_config.h"
+#include "io/model_config.h"
+#include "io/tensor_files.h"
+#include "model/weights.h"
+#include "profile/profile_file.h"
+#include "reference/cpu_ops.h"
+#include "terminal.h"
+#include "text/chat_template.h"
+#include "text/tokenizer.h"
+
+namespace clo::app {
+
+namespace {
+
+struct InspectFlags {
+  EngineFlags engine;
+  PolicyFlags policy;
+  int32_t batch = 1;
+};
+
+void line(const char* name, const std::string& value) {
+  std::printf("  %-18s%s\n", name, value.c_str());
+}
+
+std::string ids_text(const std::vector<int32_t>& ids) {
+  std::string text;
+  for (const int32_t id : ids) text += (text.empty() ? "" : ", ") + std::to_string(id);
+  return text.empty() ? "none" : text;
+}
+
+// Checks every expected tensor and names what the model does not use.
+Status print_tensors(const ModelConfig& config, const TensorFiles& files) {
+  std::set<std::string> expected;
+  for (const auto& [name, shape] : expected_tensors(config)) {
+    CLO_TRY(files.require(name, shape));
+    expected.insert(name);
+  }
+  std::vector<std::string> unused;
+  for (const std::string& name : files.names()) {
+    if (!expected.contains(name)) unused.push_back(name);
+  }
+  line("tensors", std::to_string(expected.size()) + " of " + std::to_string(expected.size()) +
+                      " found in " + std::to_string(files.files().size()) +
+                      (files.files().size() == 1 ? " file, " : " files, ") +
+                      format_bytes(files.total_bytes()));
+  if (!unused.empty()) {
+    std::string names;
+    for (size_t i = 0; i < std::min<size_t>(unused.size(), 3); ++i) {
+      names += (i ? ", " : " (") + unused[i];
+    }
+    line("not used", std::to_string(unused.size()) + names +
+                         (unused.size() > 3 ? ", ...)" : ")"));
+  }
+  return Ok{};
+}
+
+void print_plan(const MemoryPlan& plan) {
+  std::printf("\n  %-18s %-8s %12s   %s\n", "memory plan", "where", "bytes", "changed by");
+  for (const PlanRow& row : plan.rows) {
+    std::printf("  %-18s %-8s %12s   %s\n", row.name.c_str(), row.place.c_str(),
+                format_bytes(row.bytes).c_str(), row.flag.c_str());
+  }
+  std::printf("  %-18s %-8s %12s\n", "total", "device", format_bytes(plan.device_bytes).c_str());
+  std::printf("  %-18s %-8s %12s\n\n", "total", "host", format_bytes(plan.host_bytes).c_str());
+}
+
+Result<int> inspect(const InspectFlags& flags) {
+  CLO_ASSIGN(EngineOptions options, flags.engine.resolve());
+  CLO_ASSIGN(options.policy, flags.policy.resolve());
+  if (flags.batch < 1 || flags.batch > 512) {
+    return Error{ErrorCode::kBadFlag, "expected 1 to 512, found " + std::to_string(flags.batch),
+                 "--batch"};
+  }
+  options.max_batch = flags.batch;
+  CLO_ASSIGN(const auto dir, resolve_model_dir(options.model_dir));
+  CLO_ASSIGN(const ModelConfig config, load_model_config(dir));
+  CLO_ASSIGN(const GenerationConfig generation, load_generation_config(dir, config));
+
+  std::cout << bold(dir.string()) << '\n' << std::flush;
+  line("architecture", config.architecture + ", " + std::to_string(config.num_layers) +
+                           " layers, hidden " + std::to_string(config.hidden_size) + ", FFN " +
+                           std::to_string(config.intermediate_size) +
+                           (config.tie_word_embeddings ? ", tied head" : ", own head"));
+  line("attention", std::to_string(config.num_q_heads) + " query heads, " +
+                        std::to_string(config.num_kv_heads) + " KV heads, head_dim " +
+                        std::to_string(config.head_dim) +
+                        (config.attention_bias ? ", QKV bias" : "") +
+                        (config.qk_norm ? ", QK-norm" : ""));
+  line("context", std::to_string(config.max_positions) + " tokens");
+  line("rope", describe_rope(config.rope));
+  CLO_ASSIGN(const TensorFiles files, TensorFiles::open(dir));
+  CLO_TRY(print_tensors(config, files));
+  CLO_ASSIGN(const Tokenizer tokenizer, Tokenizer::load(dir));
+  line("tokenizer", tokenizer.description());
+  CLO_ASSIGN(const auto chat_template, ChatTemplate::load(dir));
+  line("chat template", chat_template ? "yes" : "none: prompts are taken as they are");
+  line("end of sequence", ids_text(generation.eos_ids));
+  line("profile id", model_fingerprint(config));
+  line("devices", "cuda: not part of this build; cpu: " +
+                      CpuOps(options.threads > 0
+                                 ? options.threads
+                                 : static_cast<int>(std::thread::hardware_concurrency()))
+                          .description());
+
+  CLO_ASSIGN(const PlanInput input, plan_input(config, options));
+  std::printf("\n  %s\n  for %lld sequence(s) of %lld tokens, %s per token of KV\n",
+              describe(options.policy).c_str(), static_cast<long long>(input.batch),
+              static_cast<long long>(input.context_tokens),
+              format_bytes(input.shape.token_bytes()).c_str());
+  const MemoryPlan plan = sketch_memory(input);
+  print_plan(plan);
+  const int64_t free_bytes = available_host_bytes();
+  int64_t needed = 0;
+  for (const PlanRow& row : plan.rows) needed += row.bytes;
+  line("system memory", format_bytes(free_bytes) + " free for this process (limits of its control "
+                                                   "group counted), " +
+                            format_bytes(needed) + " needed");
+  if (needed > free_bytes) {
+    return Error{ErrorCode::kHostMemory,
+                 "the plan needs " + format_bytes(needed) + " of system memory, " +
+                     format_bytes(free_bytes) +
+                     " is free; lower --context, --batch or --kv-ratio",
+                 "memory plan"};
+  }
+  CLO_TRY(plan_memory(input));
+  return 0;
+}
+
+}  // namespace
+
+Command add_inspect(CLI::App& app) {
+  auto flags = std::make_shared<InspectFlags>();
+  flags->engine.add_to(app);
+  app.add_option("--batch", flags->batch, "Sequences at once (1)");
+  flags->policy.add_to(app);
+  app.footer("Nothing is loaded or allocated. Exit status 4 when the plan does not fit.");
+  return [flags] { return inspect(*flags); };
+}
+
+}  // namespace clo::app

@@ -1,0 +1,259 @@
+// clo run: one prompt, several questions about one document, or a conversation.
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <iostream>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "base/try.h"
+#include "base/utf8.h"
+#include "commands.h"
+#include "flags.h"
+#include "terminal.h"
+#include "text_files.h"
+
+namespace clo::app {
+
+namespace {
+
+struct RunFlags {
+  EngineFlags engine;
+  PolicyFlags policy;
+  std::optional<std::string> prompt, file, context_file, system;
+  std::vector<std::string> questions, stop;
+  bool chat = false, raw = false, json = false, quiet = false, ignore_eos = false;
+  int64_t max_new_tokens = 256;
+  std::optional<float> temperature, top_p, min_p, repetition_penalty;
+  std::optional<int32_t> top_k;
+  std::optional<uint64_t> seed;
+
+  std::optional<SamplingOptions> sampling() const {
+    if (!temperature && !top_p && !min_p && !repetition_penalty && !top_k && !seed) {
+      return std::nullopt;
+    }
+    SamplingOptions s;
+    // A sampling flag without a temperature means sampling at 1, not a silent argmax.
+    const bool samples = top_p || min_p || top_k || seed;
+    s.temperature = temperature.value_or(samples ? 1.0f : 0.0f);
+    s.top_p = top_p.value_or(1.0f);
+    s.min_p = min_p.value_or(0.0f);
+    s.top_k = top_k.value_or(0);
+    s.repetition_penalty = repetition_penalty.value_or(1.0f);
+    s.seed = seed.value_or(0);
+    return s;
+  }
+};
+
+Error contradiction(const std::string& flags, const std::string& why) {
+  return Error{ErrorCode::kBadFlag, "contradict each other: " + why, flags};
+}
+
+Status check_flags(const RunFlags& f) {
+  const int sources = f.prompt.has_value() + f.file.has_value() + f.context_file.has_value();
+  if (sources > 1) {
+    return contradiction(f.prompt && f.file      ? "--prompt and --file"
+                         : f.prompt              ? "--prompt and --context-file"
+                                                 : "--file and --context-file",
+                         "give the prompt once");
+  }
+  if (!f.questions.empty() && !f.context_file) {
+    return Error{ErrorCode::kBadFlag, "needs --context-file: the document it is about", "--question"};
+  }
+  if (f.context_file && f.questions.empty()) {
+    return Error{ErrorCode::kBadFlag, "needs at least one --question", "--context-file"};
+  }
+  if (f.chat && f.raw) return contradiction("--chat and --raw", "a conversation needs the template");
+  if (f.chat && f.json) return contradiction("--chat and --json", "a conversation is for people");
+  if (f.chat && sources > 0) {
+    return contradiction("--chat and a prompt", "a conversation asks for its lines itself");
+  }
+  if (f.raw && f.system) {
+    return contradiction("--raw and --system", "a raw prompt has no turns");
+  }
+  if (f.max_new_tokens < 1) {
+    return Error{ErrorCode::kBadFlag,
+                 "expected at least 1, found " + std::to_string(f.max_new_tokens),
+                 "--max-new-tokens"};
+  }
+  return Ok{};
+}
+
+class Runner {
+ public:
+  Runner(const RunFlags& flags, Engine& engine) : flags_(flags), engine_(engine) {}
+
+  // Asks, streams the answer to standard output, and prints the report.
+  Result<Response> ask(Request request, const std::string& question) {
+    request.max_new_tokens = flags_.max_new_tokens;
+    request.ignore_eos = flags_.ignore_eos;
+    request.sampling = flags_.sampling();
+    request.stop = flags_.stop;
+    ProgressLine progress(!flags_.quiet);
+    request.on_progress = [&](const Progress& p) { progress.prefill(p); };
+    request.keep_going = [] { return !interrupted(); };
+    if (!flags_.json) {
+      request.on_text = [&](std::string_view text) {
+        progress.clear();
+        std::cout << text << std::flush;
+      };
+    }
+    CLO_ASSIGN(Response response, engine_.generate(std::move(request)));
+    progress.clear();
+    if (flags_.json) {
+      nlohmann::json json = {{"text", response.text},
+                             {"tokens", response.tokens},
+                             {"finish_reason", finish_reason_name(response.finish)},
+                             {"report", nlohmann::json::parse(report_json(response.report))}};
+      if (!question.empty()) json["question"] = question;
+      if (response.error) {
+        json["error"] = {{"code", code_name(response.error->code)},
+                         {"message", response.error->to_string()}};
+      }
+      std::cout << json.dump() << std::endl;
+    } else {
+      if (!response.text.ends_with('\n')) std::cout << '\n';
+      std::cout << std::flush;
+      if (!flags_.quiet) {
+        std::cerr << "  finish reason         " << finish_reason_name(response.finish) << '\n'
+                  << report_text(response.report);
+      }
+    }
+    if (response.error) return *response.error;
+    return response;
+  }
+
+  Result<int> converse() {
+    std::vector<Message> messages;
+    if (flags_.system) messages.push_back({"system", *flags_.system});
+    const bool prompt = stderr_is_terminal() && !flags_.quiet;
+    if (prompt) std::cerr << "Type a message; ctrl-C stops an answer, ctrl-D ends.\n";
+    while (true) {
+      if (prompt) std::cerr << "> " << std::flush;
+      std::string line;
+      if (!std::getline(std::cin, line)) return 0;  // end of input, or ctrl-C at the prompt
+      if (find_invalid_utf8(line) != line.size()) {
+        std::cerr << "clo: the line is not valid UTF-8; it was not sent\n";
+        continue;
+      }
+      if (line.empty()) continue;
+      messages.push_back({"user", line});
+      Request request;
+      request.messages = messages;
+      auto response = ask(std::move(request), "");
+      if (!response) {
+        if (response.error().code != ErrorCode::kTooLong) return std::move(response).error();
+        std::cerr << "clo: " << response.error().to_string() << '\n';
+        messages.pop_back();
+        continue;
+      }
+      messages.push_back({"assistant", response->text});
+      clear_interrupt();
+    }
+  }
+
+ private:
+  const RunFlags& flags_;
+  Engine& engine_;
+};
+
+Result<int> run(const RunFlags& flags) {
+  CLO_TRY(check_flags(flags));
+  CLO_ASSIGN(EngineOptions options, flags.engine.resolve());
+  CLO_ASSIGN(options.policy, flags.policy.resolve());
+  options.max_batch = 1;
+  options.keep_prefixes = flags.questions.size() > 1 || flags.chat;
+
+  std::string text;
+  if (flags.context_file) {
+    CLO_ASSIGN(text, read_text(*flags.context_file));
+  } else if (flags.prompt) {
+    text = *flags.prompt;
+    if (find_invalid_utf8(text) != text.size()) {
+      return Error{ErrorCode::kBadFlag, "expected UTF-8 text, found an invalid byte at offset " +
+                                            std::to_string(find_invalid_utf8(text)),
+                   "--prompt"};
+    }
+  } else if (!flags.chat) {
+    CLO_ASSIGN(text, read_text(flags.file.value_or("-")));
+  }
+  if (text.empty() && !flags.chat) {
+    return Error{ErrorCode::kBadRequest, "the prompt is empty: there is nothing to answer",
+                 flags.context_file ? *flags.context_file : flags.file.value_or("")};
+  }
+
+  CLO_ASSIGN(const std::unique_ptr<Engine> engine, Engine::load(options));
+  const bool raw = flags.raw || !engine->has_chat_template();
+  if (raw && (flags.chat || flags.system)) {
+    return Error{ErrorCode::kUnsupported, "the model has no chat template, so there are no turns",
+                 flags.chat ? "--chat" : "--system"};
+  }
+  if (!flags.quiet) {
+    std::cerr << (flags.raw ? "prompt as it is (--raw)\n"
+                  : raw     ? "prompt as it is (the model has no chat template)\n"
+                            : "chat template of the model applied\n");
+  }
+  catch_interrupts();
+  Runner runner(flags, *engine);
+  if (flags.chat) return runner.converse();
+
+  std::vector<std::string> questions = flags.questions;
+  if (questions.empty()) questions.emplace_back();
+  for (const std::string& question : questions) {
+    std::string content = text;
+    if (!question.empty()) content += (content.ends_with('\n') ? "" : "\n") + question;
+    Request request;
+    if (raw) {
+      request.prompt = content;
+    } else {
+      if (flags.system) request.messages.push_back({"system", *flags.system});
+      request.messages.push_back({"user", content});
+    }
+    if (questions.size() > 1 && !flags.json) std::cout << bold(question) << '\n' << std::flush;
+    CLO_ASSIGN(const Response response, runner.ask(std::move(request), question));
+    if (response.finish == FinishReason::kCancelled) return 130;  // as a shell reports ctrl-C
+  }
+  return 0;
+}
+
+}  // namespace
+
+Command add_run(CLI::App& app) {
+  auto flags = std::make_shared<RunFlags>();
+  RunFlags& f = *flags;
+  f.engine.add_to(app);
+  const std::string group = "Prompt";
+  app.add_option("-p,--prompt", f.prompt, "The prompt, as it is: \\n is a backslash and an n")
+      ->group(group);
+  app.add_option("-f,--file", f.file, "File with the prompt; - or neither: standard input")
+      ->group(group);
+  app.add_option("--context-file", f.context_file, "Document that the questions are about")
+      ->group(group);
+  app.add_option("--question", f.questions, "Question about it; several share one prefill")
+      ->group(group)
+      ->allow_extra_args(false);
+  app.add_option("--system", f.system, "System message")->group(group);
+  app.add_flag("--chat", f.chat, "A conversation, line by line")->group(group);
+  app.add_flag("--raw", f.raw, "Do not apply the model's chat template")->group(group);
+
+  const std::string answer = "Answer (without sampling flags: as generation_config.json says, else greedy)";
+  app.add_option("--max-new-tokens", f.max_new_tokens, "Longest answer (256)")->group(answer);
+  app.add_flag("--ignore-eos", f.ignore_eos, "Go on after an end-of-sequence token")->group(answer);
+  app.add_option("--stop", f.stop, "Text that ends the answer; may be repeated")
+      ->group(answer)
+      ->allow_extra_args(false);
+  app.add_option("--temperature", f.temperature, "0: the most likely token")->group(answer);
+  app.add_option("--top-k", f.top_k, "Among the K most likely")->group(answer);
+  app.add_option("--top-p", f.top_p, "Among the most likely that hold this mass")->group(answer);
+  app.add_option("--min-p", f.min_p, "At least this share of the best one's")->group(answer);
+  app.add_option("--repetition-penalty", f.repetition_penalty,
+                 "Above 1: tokens of the answer become less likely")
+      ->group(answer);
+  app.add_option("--seed", f.seed, "Same seed, same answer")->group(answer);
+  app.add_flag("--json", f.json, "One JSON object per answer, with the report")->group(answer);
+  app.add_flag("--quiet", f.quiet, "The answer alone")->group(answer);
+  f.policy.add_to(app);
+  app.footer(presets_help());
+  return [flags] { return run(*flags); };
+}
+
+}  // namespace clo::app

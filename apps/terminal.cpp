@@ -1,0 +1,89 @@
+#include "terminal.h"
+
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <unistd.h>
+
+namespace clo::app {
+
+namespace {
+
+volatile std::sig_atomic_t interrupts = 0;
+
+void count_interrupt(int) { interrupts = interrupts + 1; }
+
+bool colours() {
+  const char* no_color = std::getenv("NO_COLOR");
+  return isatty(STDOUT_FILENO) != 0 && (no_color == nullptr || *no_color == '\0');
+}
+
+std::string duration(double seconds) {
+  char text[32];
+  if (seconds < 90) {
+    std::snprintf(text, sizeof text, "%.0f s", seconds);
+  } else {
+    std::snprintf(text, sizeof text, "%.0f min", seconds / 60);
+  }
+  return text;
+}
+
+}  // namespace
+
+bool stderr_is_terminal() { return isatty(STDERR_FILENO) != 0; }
+
+std::string bold(std::string_view text) {
+  return colours() ? "\033[1m" + std::string(text) + "\033[0m" : std::string(text);
+}
+
+std::string coloured(std::string_view text, bool good) {
+  if (!colours()) return std::string(text);
+  return (good ? "\033[32m" : "\033[31m") + std::string(text) + "\033[0m";
+}
+
+void catch_interrupts() {
+  struct sigaction action = {};
+  action.sa_handler = count_interrupt;  // no SA_RESTART: a read for the next line ends too
+  sigaction(SIGINT, &action, nullptr);
+}
+
+bool interrupted() { return interrupts > 0; }
+void clear_interrupt() { interrupts = 0; }
+
+void ProgressLine::prefill(const Progress& progress) {
+  // A chunk costs a part that is constant and one that grows with the context before it; about
+  // 8,192 tokens is where they are equal for small models.
+  const auto work = [](int64_t tokens) {
+    const auto t = static_cast<double>(tokens);
+    return t * (8192 + t);
+  };
+  const double left = progress.seconds * (work(progress.prompt_tokens) - work(progress.done_tokens)) /
+                      work(progress.done_tokens);
+  show("reading the prompt: " + std::to_string(progress.done_tokens) + " of " +
+       std::to_string(progress.prompt_tokens) + " tokens, " + duration(left) + " left");
+  if (progress.done_tokens >= progress.prompt_tokens) clear();
+}
+
+void ProgressLine::items(std::string_view what, int64_t done, int64_t total) {
+  const double elapsed = std::chrono::duration<double>(std::chrono::steady_clock::now() - started_).count();
+  std::string text = std::string(what) + ": " + std::to_string(done) + " of " + std::to_string(total);
+  if (done > 0) {
+    text += ", " + duration(elapsed / static_cast<double>(done) * static_cast<double>(total - done)) +
+            " left";
+  }
+  show(text);
+}
+
+void ProgressLine::show(const std::string& text) {
+  if (!enabled_) return;
+  std::fprintf(stderr, "\r\033[K%s", text.c_str());
+  std::fflush(stderr);
+  shown_ = true;
+}
+
+void ProgressLine::clear() {
+  if (shown_) std::fputs("\r\033[K", stderr);
+  shown_ = false;
+}
+
+}  // namespace clo::app

@@ -1,0 +1,147 @@
+#pragma once
+// Engine: load a model, submit requests, step, read answers. One thread owns an engine and calls
+// everything on it; only the flag behind Request::keep_going may be touched from elsewhere.
+//
+//   auto engine = clo::Engine::load({.model_dir = "models/recall-7m"});
+//   clo::Request request{.messages = {{"user", text}}, .max_new_tokens = 32};
+//   auto answer = (*engine)->generate(std::move(request));
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "clo/policy.h"
+#include "clo/report.h"
+#include "clo/result.h"
+
+namespace clo {
+
+// The project's version, such as "0.1.0".
+std::string_view version();
+
+enum class WeightType : uint8_t { kAuto, kF32, kBF16 };
+enum class Backend : uint8_t { kAuto, kCpu, kCuda };
+
+struct EngineOptions {
+  std::string model_dir;               // a Hugging Face model directory or hub cache folder
+  WeightType dtype = WeightType::kAuto;  // weights, KV and products; auto: what the files hold
+  Backend backend = Backend::kAuto;
+  int32_t threads = 0;                 // CPU threads; 0: all cores
+  int64_t device_memory_bytes = 0;     // 0: what the requests need
+  int64_t host_memory_bytes = 0;       // 0: what the requests need, within what the system has
+  int64_t max_context_tokens = 0;      // 0: the model's limit
+  int32_t max_batch = 8;               // sequences that run at once; others wait
+  int32_t prefill_chunk = 512;         // prompt tokens per prefill step
+  int32_t code_bits = 128;             // per key; 0: none, so no hash selection
+  bool keep_prefixes = true;           // full pages of finished prompts stay for later requests
+  bool require_tokenizer = true;       // false: a model without one serves token ids only
+  std::string profile;                 // importance, difficulty and hash weights; empty: none
+  PolicyOptions policy;                // of requests that name none
+  // For tests and evaluation.
+  bool guard_host_rows = false;        // host rows cannot be read while decode attention runs
+};
+
+struct Message {
+  std::string role;  // "system", "user" or "assistant"
+  std::string content;
+};
+
+struct SamplingOptions {
+  float temperature = 0;         // 0: the most likely token, the lowest id among equals
+  int32_t top_k = 0;             // 0: all
+  float top_p = 1;
+  float min_p = 0;
+  float repetition_penalty = 1;  // of tokens of the answer: a document must stay quotable
+  uint64_t seed = 0;             // same seed, prompt and settings: same answer
+};
+
+struct Progress {
+  int64_t prompt_tokens = 0;  // of this request
+  int64_t done_tokens = 0;    // prefilled or restored so far
+  double seconds = 0;         // since prefill began
+};
+
+struct Request {
+  // Exactly one of the three says what the prompt is.
+  std::vector<Message> messages;     // through the model's chat template
+  std::string prompt;                // as it is (BOS as the tokenizer file says)
+  std::vector<int32_t> prompt_ids;   // as they are
+
+  int64_t max_new_tokens = 256;
+  bool ignore_eos = false;
+  std::vector<std::string> stop;           // text at which the answer ends; not part of it
+  std::optional<SamplingOptions> sampling;  // absent: generation_config.json, else greedy
+  std::optional<PolicyOptions> policy;      // absent: the engine's
+
+  std::function<void(std::string_view)> on_text;      // pieces of the answer, whole characters
+  std::function<void(const Progress&)> on_progress;   // after each prefill chunk
+  std::function<bool()> keep_going;                   // false: cancel; asked between layers
+
+  // For evaluation: the answer is forced to these tokens, and each step's logits are shown.
+  std::vector<int32_t> forced_tokens;
+  std::function<void(std::span<const float>)> on_logits;  // [vocab_size], before sampling
+  bool measure_mass = false;  // compare attended rows with all rows at each step (slow)
+};
+
+enum class FinishReason : uint8_t { kStop, kLength, kCancelled, kError };
+std::string_view finish_reason_name(FinishReason reason);
+
+struct Response {
+  std::string text;
+  std::vector<int32_t> tokens;  // of the answer, an end-of-sequence token left out
+  FinishReason finish = FinishReason::kStop;
+  std::optional<Error> error;   // set when finish is kError; text holds what came before
+  Report report;
+};
+
+using RequestId = int64_t;
+
+class Engine {
+ public:
+  // Fails: kBadFile, kUnsupported, kBadFlag, kDeviceMemory, kHostMemory, kDeviceFault.
+  static Result<std::unique_ptr<Engine>> load(const EngineOptions& options);
+  ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  // Queues a request. Fails: kBadRequest, kTooLong, kUnsupported, kBadFlag, or the memory codes
+  // when it could never run; nothing is queued then.
+  Result<RequestId> submit(Request request);
+  // Runs one step: admits what fits, prefills one chunk, decodes one token of every running
+  // sequence. False when there was nothing to do.
+  bool step();
+  void cancel(RequestId id);
+  // The answer of a finished request, once.
+  std::optional<Response> take(RequestId id);
+  // submit, step until it has finished, take. Other requests go on meanwhile.
+  Result<Response> generate(Request request);
+
+  // The token ids a request's prompt becomes. Fails as submit does.
+  Result<std::vector<int32_t>> tokenize(const Request& request) const;
+  Result<std::vector<int32_t>> encode(std::string_view text) const;
+  bool has_chat_template() const;
+  int64_t max_context_tokens() const;
+  int64_t vocab_size() const;
+
+  struct MemoryUse {
+    int64_t device_used_bytes = 0, device_peak_bytes = 0, device_budget_bytes = 0;
+    int64_t host_used_bytes = 0, host_budget_bytes = 0;
+    int64_t pages_in_use = 0;  // referred to by a sequence; kept prefixes are not
+  };
+  MemoryUse memory() const;
+  // Starts a new peak from what is in use now.
+  void reset_peak();
+  // Forgets every stored prefix that no request refers to.
+  void drop_prefixes();
+
+ private:
+  struct Impl;
+  explicit Engine(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace clo

@@ -1,0 +1,72 @@
+#pragma once
+// The policy of a request: which token rows a decode step attends to, when a set may be kept, and
+// where rows live. Each field is one flag of the command line. A preset is a named set of them.
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "clo/result.h"
+
+namespace clo {
+
+// What chooses the set of a head.
+enum class Select : uint8_t {
+  kNone,    // no choice: every row is attended (dense)
+  kHash,    // smallest Hamming distance between the query's and the keys' codes
+  kExact,   // largest true attention weight; reads every key, so an oracle and no way to save bytes
+  kRandom,  // any rows: a control that must lose
+};
+
+// How the cosines of a group's query heads become one decision.
+enum class Aggregate : uint8_t { kMean, kWeighted, kAll };
+
+// Which query decides, selects and fetches.
+enum class Predict : uint8_t {
+  kNone,           // this layer's own, on the critical path
+  kPreviousLayer,  // this step's, foreseen from the input of the layer before
+  kPreviousStep,   // the true query of the step before
+};
+
+enum class Correction : uint8_t { kNone, kTrueQuery };
+enum class Fetch : uint8_t { kWhole, kDelta };
+
+struct PolicyOptions {
+  std::string preset = "default";
+  Select select = Select::kHash;
+  double kv_ratio = 0.1;       // share of the context that is the set; at least 256 tokens
+  int64_t set_tokens = 0;      // the set's size itself; 0: from kv_ratio
+  int32_t sink = 4;            // first tokens, always attended
+  int32_t recent = 64;         // latest tokens, always attended
+  int32_t max_label_age = 64;  // steps a set may be kept; 0: no limit
+  int32_t dense_layers = 0;    // first layers that keep and attend every row; -1: all
+
+  // tau of a head with importance s: cos(s^p acos(eta) + (1 - s^p) pi). A plain threshold wins.
+  std::optional<double> threshold;
+  double eta = 0.90;
+  double importance_exponent = 0.5;
+  Aggregate aggregate = Aggregate::kWeighted;
+
+  Predict predict = Predict::kNone;
+  Correction correction = Correction::kNone;
+  Fetch fetch = Fetch::kDelta;
+
+  // Persistent heads keep all rows on the device and never fetch.
+  enum class Persistent : uint8_t { kFillBudget, kPerLayer, kList, kAll };
+  Persistent persistent = Persistent::kFillBudget;
+  int32_t persistent_per_layer = 0;
+  std::vector<std::pair<int32_t, int32_t>> persistent_heads;  // (layer, KV head)
+};
+
+// Fails: kBadFlag, naming the presets there are.
+Result<PolicyOptions> preset(std::string_view name);
+std::vector<std::string> preset_names();
+
+// Fails: kBadFlag for values out of range and for options that contradict each other.
+Status validate(const PolicyOptions& options);
+
+// The flags that reproduce these options, for reports and --help.
+std::string describe(const PolicyOptions& options);
+
+}  // namespace clo

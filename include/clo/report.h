@@ -1,0 +1,67 @@
+#pragma once
+// What a request did: the figures printed after an answer. Each is defined once in docs/words.md.
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace clo {
+
+// Counts of one layer (or, summed, of a request). Rows are token rows: K and V of one token of one
+// KV head. Only evictable heads hit, miss and fetch; resident heads are in the attended figures.
+struct KvCounters {
+  int64_t hits = 0;                 // head-steps that kept their set
+  int64_t misses = 0;               // head-steps that chose it again because the query had moved
+  int64_t aged = 0;                 // ... because the label was too old
+  int64_t incomplete = 0;           // ... because a set that can hold every candidate lacked some
+  int64_t corrections = 0;          // ... because the true query refuted the predicted one
+  int64_t resident_selections = 0;  // sets chosen by resident heads: nothing moves
+
+  int64_t rows_requested = 0;       // rows of the sets chosen on a miss
+  int64_t rows_fetched = 0;         // rows moved host to device by fetches
+  int64_t rows_saved_by_delta = 0;  // requested, but already held
+  int64_t rows_saved_by_hits = 0;   // rows of the sets that hits kept
+
+  int64_t rows_primed = 0;     // moved at the end of prefill to fill the first sets
+  int64_t rows_restored = 0;   // moved at admission, from pages of a stored prefix
+  int64_t rows_offloaded = 0;  // moved device to host by write-through
+
+  int64_t rows_attended = 0;    // rows read by decode attention, over all heads
+  int64_t rows_in_context = 0;  // rows that dense attention would have read
+  int64_t oracle_rows = 0;      // rows read by `exact` selection; never device reads
+
+  double mass_kept = 0;  // sum over query heads of attention mass on the attended rows
+  int64_t mass_samples = 0;
+
+  KvCounters& operator+=(const KvCounters& other);
+};
+
+struct Report {
+  std::string backend;
+  std::string policy;  // the flags in force
+  int64_t prompt_tokens = 0;
+  int64_t reused_tokens = 0;            // prompt tokens whose rows a stored prefix supplied
+  int64_t new_tokens = 0;               // tokens generated
+  double queue_seconds = 0;             // submitted to admitted
+  double prefill_seconds = 0;           // admitted to the first logits
+  double first_token_seconds = 0;       // submitted to the first token
+  double decode_seconds = 0;            // first token to the last
+  double decode_tokens_per_second = 0;  // prefill excluded
+  int64_t row_bytes = 0;
+  int64_t device_kv_bytes = 0;  // codes, head caches and resident rows of this request
+  int64_t host_kv_bytes = 0;    // its pages in the host store, shared ones included
+  int64_t decode_steps = 0;
+  double bytes_fetched_per_token = 0;
+  double hit_rate = 0;        // of evictable heads; 0 when there are none
+  double share_attended = 1;  // rows read over rows in context, decode only
+  int32_t num_heads = 0;      // (layer, KV head) pairs
+  int32_t num_resident_heads = 0;
+  bool resident_by_profile = false;
+  KvCounters total;
+  std::vector<KvCounters> layers;
+};
+
+// Multi-line text for people; one JSON object for programs.
+std::string report_text(const Report& report);
+std::string report_json(const Report& report);
+
+}  // namespace clo

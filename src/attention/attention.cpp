@@ -1,0 +1,373 @@
+#include "attention/attention.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "base/check.h"
+#include "select/set_rule.h"
+
+namespace clo {
+
+Attention::Attention(KvSystem& system, float scale) : system_(system), scale_(scale) {}
+
+void Attention::begin_decode(std::span<SequenceKv* const> batch) {
+  batch_.assign(batch.begin(), batch.end());
+  tokens_per_sequence_ = 1;
+  prefill_ = prime_ = false;
+}
+
+void Attention::begin_prefill(SequenceKv& sequence, int64_t num_tokens, bool last) {
+  batch_.assign(1, &sequence);
+  tokens_per_sequence_ = num_tokens;
+  prefill_ = true;
+  prime_ = last;
+}
+
+void Attention::append(int32_t layer, const float* keys, const float* values, int64_t row_stride) {
+  views_.clear();
+  first_tokens_.clear();
+  for (SequenceKv* sequence : batch_) {
+    views_.push_back(sequence->layer_view(layer));
+    first_tokens_.push_back(sequence->num_tokens());
+    if (views_.back().host_rows != nullptr) {
+      sequence->counters(layer).rows_offloaded += tokens_per_sequence_ * system_.shape.num_kv_heads;
+    }
+  }
+  AppendParams params;
+  params.shape = system_.shape;
+  params.sequences = views_.data();
+  params.first_token = first_tokens_.data();
+  params.hashes = system_.layer_hashes(layer);
+  params.keys = keys;
+  params.values = values;
+  params.row_stride = row_stride;
+  params.num_sequences = std::ssize(batch_);
+  params.tokens_per_sequence = tokens_per_sequence_;
+  system_.ops.append(params);
+}
+
+HeadTask Attention::make_task(SequenceKv& sequence, int32_t layer, int32_t kv_head,
+                              const float* query, int64_t context_tokens) {
+  HeadTask task;
+  task.head = &sequence.head(layer, kv_head);
+  task.query = query;
+  task.context_tokens = context_tokens;
+  task.kv_head = kv_head;
+  task.layer = layer;
+  task.attend_all = sequence.is_resident(layer, kv_head) &&
+                    (sequence.is_dense_layer(layer) || covers(sequence.policy(), context_tokens));
+  return task;
+}
+
+bool Attention::wants_prediction(int32_t layer) const {
+  return !prefill_ && std::any_of(batch_.begin(), batch_.end(), [&](const SequenceKv* sequence) {
+    return sequence->policy().predict == Predict::kPreviousLayer &&
+           !sequence->is_dense_layer(layer);
+  });
+}
+
+void Attention::prefetch(int32_t layer, const float* queries) {
+  const KvShape& shape = system_.shape;
+  views_.resize(batch_.size());
+  candidates_.clear();
+  for (size_t s = 0; s < batch_.size(); ++s) {
+    SequenceKv& sequence = *batch_[s];
+    if (sequence.policy().predict != Predict::kPreviousLayer) continue;
+    views_[s] = sequence.layer_view(layer);
+    const float* of_sequence =
+        queries + static_cast<int64_t>(s) * shape.num_q_heads * shape.head_dim;
+    for (int32_t h = 0; h < shape.num_kv_heads; ++h) {
+      HeadTask task = make_task(sequence, layer, h,
+                                of_sequence + int64_t{h} * shape.group_size() * shape.head_dim,
+                                sequence.num_tokens() + 1);
+      task.sequence = &views_[s];
+      if (!task.attend_all) candidates_.push_back({&sequence, task});
+    }
+  }
+  refresh(layer, Cause::kDecide);
+}
+
+void Attention::attend(int32_t layer, const float* queries, int64_t query_stride, float* out) {
+  if (prefill_) {
+    attend_prefill(layer, queries, query_stride, out);
+  } else {
+    attend_decode(layer, queries, query_stride, out);
+  }
+}
+
+void Attention::attend_prefill(int32_t layer, const float* queries, int64_t query_stride,
+                               float* out) {
+  const KvShape& shape = system_.shape;
+  SequenceKv& sequence = *batch_[0];
+  PrefillAttentionParams params;
+  params.shape = shape;
+  params.sequence = views_[0];
+  params.queries = queries;
+  params.out = out;
+  params.query_stride = query_stride;
+  params.first_token = sequence.num_tokens();
+  params.num_tokens = tokens_per_sequence_;
+  params.scale = scale_;
+  system_.ops.prefill_attention(params);
+  if (!prime_) return;
+
+  const float* last = queries + (tokens_per_sequence_ - 1) * query_stride;
+  std::copy_n(last, int64_t{shape.num_q_heads} * shape.head_dim,
+              sequence.last_query(layer).begin());
+  sequence.has_last_query = true;
+  candidates_.clear();
+  for (int32_t h = 0; h < shape.num_kv_heads; ++h) {
+    HeadTask task = make_task(
+        sequence, layer, h,
+        sequence.last_query(layer).data() + int64_t{h} * shape.group_size() * shape.head_dim,
+        sequence.num_tokens() + tokens_per_sequence_);
+    task.sequence = &views_[0];
+    if (!task.attend_all) candidates_.push_back({&sequence, task});
+  }
+  refresh(layer, Cause::kPrime);
+}
+
+void Attention::attend_decode(int32_t layer, const float* queries, int64_t query_stride,
+                              float* out) {
+  const KvShape& shape = system_.shape;
+  const int64_t width = int64_t{shape.num_q_heads} * shape.head_dim;
+  const int64_t group_width = int64_t{shape.group_size()} * shape.head_dim;
+
+  // Sets for this step from the queries of the one before it. A device starts this work half a
+  // step earlier; what it chooses is the same.
+  candidates_.clear();
+  for (size_t s = 0; s < batch_.size(); ++s) {
+    SequenceKv& sequence = *batch_[s];
+    if (sequence.policy().predict != Predict::kPreviousStep || !sequence.has_last_query) continue;
+    for (int32_t h = 0; h < shape.num_kv_heads; ++h) {
+      HeadTask task =
+          make_task(sequence, layer, h, sequence.last_query(layer).data() + h * group_width,
+                    sequence.num_tokens() + 1);
+      task.sequence = &views_[s];
+      if (!task.attend_all) candidates_.push_back({&sequence, task});
+    }
+  }
+  if (!candidates_.empty()) refresh(layer, Cause::kDecide);
+
+  // Sets from the true query: where nothing predicts it, and where a prediction is corrected.
+  tasks_.clear();
+  candidates_.clear();
+  std::vector<Candidate> corrections;
+  for (size_t s = 0; s < batch_.size(); ++s) {
+    SequenceKv& sequence = *batch_[s];
+    const PolicyOptions& policy = sequence.policy();
+    const bool foreseen = (policy.predict == Predict::kPreviousLayer && layer > 0) ||
+                          (policy.predict == Predict::kPreviousStep && sequence.has_last_query);
+    for (int32_t h = 0; h < shape.num_kv_heads; ++h) {
+      HeadTask task = make_task(sequence, layer, h,
+                                queries + static_cast<int64_t>(s) * query_stride + h * group_width,
+                                sequence.num_tokens() + 1);
+      task.sequence = &views_[s];
+      task.out = out + static_cast<int64_t>(s) * width + h * group_width;
+      tasks_.push_back(task);
+      if (task.attend_all) continue;
+      if (!foreseen) {
+        candidates_.push_back({&sequence, task});
+      } else if (policy.correction == Correction::kTrueQuery) {
+        corrections.push_back({&sequence, task});
+      }
+    }
+  }
+  if (!candidates_.empty()) refresh(layer, Cause::kDecide);
+  if (!corrections.empty()) {
+    candidates_.swap(corrections);
+    refresh(layer, Cause::kCorrect);
+  }
+
+  AttendParams params;
+  params.shape = shape;
+  params.tasks = tasks_.data();
+  params.num_tasks = std::ssize(tasks_);
+  params.scale = scale_;
+  rows_read_.resize(tasks_.size());
+  params.rows_read = rows_read_.data();
+  if (system_.measure_mass) {
+    log_sum_exp_.resize(tasks_.size() * static_cast<size_t>(shape.group_size()));
+    params.log_sum_exp = log_sum_exp_.data();
+  }
+  const bool guard = system_.guard_host_rows && system_.store != nullptr;
+  if (guard) system_.store->set_accessible(false);
+  system_.ops.attend(params);
+  if (guard) system_.store->set_accessible(true);
+
+  for (size_t t = 0; t < tasks_.size(); ++t) {
+    KvCounters& counters = batch_[t / static_cast<size_t>(shape.num_kv_heads)]->counters(layer);
+    counters.rows_attended += rows_read_[t];
+    counters.rows_in_context += tasks_[t].context_tokens;
+  }
+  if (system_.measure_mass) measure_mass(layer);
+
+  for (size_t s = 0; s < batch_.size(); ++s) {
+    std::copy_n(queries + static_cast<int64_t>(s) * query_stride, width,
+                batch_[s]->last_query(layer).begin());
+    batch_[s]->has_last_query = true;
+  }
+}
+
+void Attention::refresh(int32_t layer, Cause cause) {
+  const auto group = static_cast<size_t>(system_.shape.group_size());
+  misses_.clear();
+  if (cause == Cause::kPrime) {
+    misses_ = candidates_;
+    select_and_fetch(layer, cause);
+    return;
+  }
+  std::vector<HeadTask> heads;
+  heads.reserve(candidates_.size());
+  for (const Candidate& candidate : candidates_) heads.push_back(candidate.task);
+  cosine_.resize(heads.size() * group);
+  system_.ops.cosine({system_.shape, heads.data(), cosine_.data(), std::ssize(heads)});
+
+  for (size_t i = 0; i < candidates_.size(); ++i) {
+    SequenceKv& sequence = *candidates_[i].sequence;
+    const HeadTask& task = candidates_[i].task;
+    const HeadState& state = *task.head->state;
+    KvCounters& counters = sequence.counters(layer);
+    const int64_t ring_begin = task.context_tokens - task.head->ring_tokens;
+    const Decision decision = decide(
+        sequence.policy(), {state.has_label != 0, state.label_length, state.candidates_end},
+        task.context_tokens, covers(sequence.policy(), task.context_tokens), ring_begin,
+        std::span(cosine_).subspan(i * group, group), sequence.importance(layer, task.kv_head));
+    if (decision != Decision::kHit) misses_.push_back(candidates_[i]);
+    if (task.head->is_resident()) {
+      counters.resident_selections += decision != Decision::kHit;
+      continue;
+    }
+    if (cause == Cause::kCorrect) {
+      counters.corrections += decision != Decision::kHit;
+      continue;
+    }
+    switch (decision) {
+      case Decision::kHit:
+        ++counters.hits;
+        counters.rows_saved_by_hits += state.num_set_tokens;
+        break;
+      case Decision::kMiss:
+        ++counters.misses;
+        break;
+      case Decision::kAged:
+        ++counters.aged;
+        break;
+      case Decision::kIncomplete:
+        ++counters.incomplete;
+        break;
+    }
+  }
+  if (!misses_.empty()) select_and_fetch(layer, cause);
+}
+
+void Attention::select_and_fetch(int32_t layer, Cause cause) {
+  const KvShape& shape = system_.shape;
+  const HashParams* hashes = system_.layer_hashes(layer);
+
+  select_tasks_.clear();
+  size_t total = 0;
+  for (const Candidate& miss : misses_) {
+    const PolicyOptions& policy = miss.sequence->policy();
+    const CandidateRange range = candidates(policy, miss.task.context_tokens);
+    SelectTask task;
+    task.head = miss.task;
+    task.hash = hashes == nullptr ? nullptr : hashes + miss.task.kv_head;
+    task.kind = policy.select == Select::kExact    ? SelectKind::kExact
+                : policy.select == Select::kRandom ? SelectKind::kRandom
+                                                   : SelectKind::kHash;
+    task.random_seed =
+        miss.sequence->random_seed() ^ (static_cast<uint64_t>(miss.task.context_tokens) << 20) ^
+        (static_cast<uint64_t>(layer) << 8) ^ static_cast<uint64_t>(miss.task.kv_head);
+    task.first_candidate = range.first;
+    task.end_candidate = range.end;
+    task.num_select =
+        static_cast<int32_t>(std::min({set_size(policy, miss.task.context_tokens), range.size(),
+                                       int64_t{miss.task.head->slot_capacity}}));
+    total += static_cast<size_t>(task.num_select);
+    select_tasks_.push_back(task);
+    if (task.kind == SelectKind::kExact) {
+      miss.sequence->counters(layer).oracle_rows += range.size();
+    }
+  }
+  selected_.resize(total);
+  size_t at = 0;
+  for (SelectTask& task : select_tasks_) {
+    task.tokens = selected_.data() + at;
+    at += static_cast<size_t>(task.num_select);
+  }
+  system_.ops.select({shape, select_tasks_.data(), std::ssize(select_tasks_), scale_});
+
+  moves_.clear();
+  differences_.resize(std::max(differences_.size(), misses_.size()));
+  for (size_t i = 0; i < misses_.size(); ++i) {
+    const HeadTask& task = misses_[i].task;
+    const HeadCacheView& head = *task.head;
+    const std::span<const int32_t> set(select_tasks_[i].tokens,
+                                       static_cast<size_t>(select_tasks_[i].num_select));
+    if (head.is_resident()) continue;
+    SetDifference& difference = differences_[i];
+    const bool whole = misses_[i].sequence->policy().fetch == Fetch::kWhole;
+    if (whole) {
+      find_whole(set, difference);
+    } else {
+      find_difference(head, set, difference);
+    }
+    for (const SlotFill& fill : difference.fills) {
+      moves_.push_back(
+          {task.sequence->host_rows[fill.token / kPageTokens] +
+               (int64_t{task.kv_head} * kPageTokens + fill.token % kPageTokens) * shape.row_bytes(),
+           head.slots + int64_t{fill.slot} * shape.row_bytes()});
+    }
+    KvCounters& counters = misses_[i].sequence->counters(layer);
+    const int64_t fetched = std::ssize(difference.fills);
+    if (cause == Cause::kPrime) {
+      counters.rows_primed += fetched;
+    } else {
+      counters.rows_requested += std::ssize(set);
+      counters.rows_fetched += fetched;
+      counters.rows_saved_by_delta += std::ssize(set) - fetched;
+    }
+  }
+  system_.transfer.fetch(moves_, shape.row_bytes());
+
+  // The old rows of these heads were read by the last step's attention; the new ones are read by
+  // the attention that follows. Nothing in between may see a half-changed head.
+  for (size_t i = 0; i < misses_.size(); ++i) {
+    const HeadTask& task = misses_[i].task;
+    const std::span<const int32_t> set(select_tasks_[i].tokens,
+                                       static_cast<size_t>(select_tasks_[i].num_select));
+    if (task.head->is_resident()) {
+      commit_resident(*task.head, set);
+    } else if (misses_[i].sequence->policy().fetch == Fetch::kWhole) {
+      commit_whole(*task.head, set);
+    } else {
+      commit_difference(*task.head, set, differences_[i]);
+    }
+    set_label(shape, *task.head, task.query, task.context_tokens, select_tasks_[i].end_candidate);
+  }
+}
+
+void Attention::measure_mass(int32_t layer) {
+  const auto group = static_cast<size_t>(system_.shape.group_size());
+  full_log_sum_exp_.resize(tasks_.size() * group);
+  system_.ops.full_scores(
+      {system_.shape, tasks_.data(), std::ssize(tasks_), scale_, full_log_sum_exp_.data()});
+  for (size_t t = 0; t < tasks_.size(); ++t) {
+    if (tasks_[t].attend_all) continue;
+    KvCounters& counters =
+        batch_[t / static_cast<size_t>(system_.shape.num_kv_heads)]->counters(layer);
+    for (size_t g = 0; g < group; ++g) {
+      const double mass = std::exp(log_sum_exp_[t * group + g] - full_log_sum_exp_[t * group + g]);
+      counters.mass_kept += std::min(mass, 1.0);
+      ++counters.mass_samples;
+    }
+  }
+}
+
+void Attention::end() {
+  for (SequenceKv* sequence : batch_) sequence->advance(tokens_per_sequence_);
+}
+
+}  // namespace clo

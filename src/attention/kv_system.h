@@ -1,0 +1,44 @@
+#pragma once
+// What all sequences of an engine share: the stores, the arena, the backend. Owned by the engine;
+// it outlives every SequenceKv and Attention that refers to it.
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "kv/code_cache.h"
+#include "kv/host_store.h"
+#include "ops/ops.h"
+#include "select/hash_signs.h"
+#include "tensor/arena.h"
+#include "transfer/transfer_engine.h"
+
+namespace clo {
+
+// What an offline profile says of a model's heads; empty vectors: no profile.
+struct HeadProfile {
+  std::vector<float> importance;    // [num_layers, num_q_heads] in [0, 1]; without: all 1
+  std::vector<float> difficulty;    // [num_layers, num_kv_heads]
+  std::vector<float> hash_weights;  // [num_layers, num_kv_heads, head_dim, code_bits]
+};
+
+struct KvSystem {
+  KvShape shape;
+  Ops& ops;
+  TransferEngine& transfer;
+  Arena& device;
+  HostStore* store = nullptr;  // null: nothing is offloaded and no prefix is kept
+  CodeCache* codes = nullptr;  // null without a store or without codes
+  HeadProfile profile;
+  std::vector<HashParams> hashes;  // [num_layers, num_kv_heads]; empty without codes
+  PageKey root_key;                // model, layout, KV type, hash and RoPE
+  // Test mode: host rows cannot be read while decode attention runs.
+  bool guard_host_rows = false;
+  // Evaluation: attended rows are compared with all rows at every decode step (slow).
+  bool measure_mass = false;
+
+  const HashParams* layer_hashes(int32_t layer) const {
+    return hashes.empty() ? nullptr : hashes.data() + int64_t{layer} * shape.num_kv_heads;
+  }
+};
+
+}  // namespace clo

@@ -1,0 +1,252 @@
+#include "attention/sequence_kv.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/check.h"
+#include "base/try.h"
+#include "base/units.h"
+#include "kv/head_cache.h"
+#include "reuse/persistent_heads.h"
+#include "select/set_rule.h"
+
+namespace clo {
+
+namespace {
+
+HeadCacheSpec head_spec(const PolicyOptions& policy, int64_t capacity_tokens, bool resident) {
+  HeadCacheSpec spec;
+  spec.sink_tokens = policy.sink;
+  spec.ring_tokens = ring_tokens(policy);
+  spec.slot_capacity = slot_capacity(policy, capacity_tokens);
+  spec.capacity_tokens = capacity_tokens;
+  spec.resident = resident;
+  return spec;
+}
+
+Result<std::vector<uint8_t>> resident_heads(const KvSystem& system,
+                                            const SequenceKv::Options& options) {
+  return choose_resident_heads(options.policy, system.shape, system.profile.difficulty,
+                               options.num_budget_heads);
+}
+
+}  // namespace
+
+bool SequenceKv::needs_host_copy(const KvSystem& system, const Options& options) {
+  const auto resident = resident_heads(system, options);
+  return options.host_copy || !resident || std::count(resident->begin(), resident->end(), 0) > 0;
+}
+
+int64_t SequenceKv::device_bytes(const KvSystem& system, const Options& options) {
+  const auto resident = resident_heads(system, options);
+  if (!resident) return 0;
+  const int64_t residents = std::count(resident->begin(), resident->end(), 1);
+  const int64_t evictables = std::ssize(*resident) - residents;
+  const PolicyOptions& policy = options.policy;
+  const int64_t capacity = options.capacity_tokens;
+  const int64_t heads =
+      residents * head_cache_bytes(system.shape, head_spec(policy, capacity, true)) +
+      evictables * head_cache_bytes(system.shape, head_spec(policy, capacity, false));
+  const int64_t codes = divide_up(capacity, kPageTokens) *
+                        round_up(kPageTokens * system.shape.token_code_bytes(), Arena::kAlignment);
+  return heads + codes;
+}
+
+SequenceKv::SequenceKv(KvSystem& system, const Options& options)
+    : system_(system),
+      policy_(options.policy),
+      capacity_tokens_(options.capacity_tokens),
+      random_seed_(options.random_seed) {
+  const KvShape& shape = system.shape;
+  counters_.resize(static_cast<size_t>(shape.num_layers));
+  unit_importance_.assign(static_cast<size_t>(shape.group_size()), 1.0f);
+  last_queries_.resize(static_cast<size_t>(shape.num_layers) * shape.num_q_heads * shape.head_dim);
+}
+
+Result<std::unique_ptr<SequenceKv>> SequenceKv::create(KvSystem& system, const Options& options) {
+  std::unique_ptr<SequenceKv> sequence(new SequenceKv(system, options));
+  CLO_TRY(sequence->reserve(options));
+  sequence->restore_rows();
+  return sequence;
+}
+
+Status SequenceKv::reserve(const Options& options) {
+  const KvShape& shape = system_.shape;
+  const int64_t num_pages = divide_up(capacity_tokens_, kPageTokens);
+  CLO_ASSIGN(resident_, resident_heads(system_, options));
+
+  if (needs_host_copy(system_, options)) {
+    CLO_CHECK(system_.store != nullptr);
+    // At least the last prompt token is computed: its logits and its queries are needed.
+    const int64_t shareable = std::max<int64_t>(0, std::ssize(options.prompt) - 1) / kPageTokens;
+    PageKey key = system_.root_key;
+    for (int64_t page = 0; page < shareable; ++page) {
+      const auto tokens = options.prompt.subspan(static_cast<size_t>(page) * kPageTokens,
+                                                 static_cast<size_t>(kPageTokens));
+      key = page_key(key, tokens);
+      const auto found = system_.store->find(key, tokens);
+      if (!found) break;
+      pages_.push_back(*found);
+      page_keys_.push_back(key);
+    }
+    num_full_pages_ = pages_.size();
+    reused_tokens_ = num_tokens_ = std::ssize(pages_) * kPageTokens;
+    while (std::ssize(pages_) < num_pages) {
+      CLO_ASSIGN(const PageId page, system_.store->allocate());
+      pages_.push_back(page);
+    }
+  }
+
+  int64_t heads_bytes = 0;
+  const auto bytes_of = [&](uint8_t resident) {
+    return head_cache_bytes(shape, head_spec(policy_, capacity_tokens_, resident != 0));
+  };
+  for (const uint8_t resident : resident_) heads_bytes += bytes_of(resident);
+  CLO_ASSIGN(block_, system_.device.allocate(heads_bytes));
+  device_kv_bytes_ = heads_bytes;
+  std::byte* at = block_;
+  for (const uint8_t resident : resident_) {
+    heads_.push_back(
+        bind_head_cache(shape, head_spec(policy_, capacity_tokens_, resident != 0), at));
+    at += bytes_of(resident);
+  }
+
+  const auto table_size = static_cast<size_t>(num_pages) * shape.num_layers;
+  if (!pages_.empty()) {
+    host_rows_.resize(table_size);
+    if (shape.code_bits > 0) host_codes_.resize(table_size);
+  }
+  if (shape.code_bits > 0) device_codes_.resize(table_size);
+  for (int64_t page = 0; page < num_pages; ++page) {
+    uint64_t* codes = nullptr;
+    if (shape.code_bits > 0) {
+      if (!pages_.empty()) {
+        CLO_ASSIGN(codes, system_.codes->acquire(pages_[static_cast<size_t>(page)]));
+        ++num_code_blocks_;
+      } else {
+        CLO_ASSIGN(std::byte* const block,
+                   system_.device.allocate(kPageTokens * shape.token_code_bytes()));
+        private_codes_.push_back(block);
+        codes = reinterpret_cast<uint64_t*>(block);
+      }
+      device_kv_bytes_ += kPageTokens * shape.token_code_bytes();
+    }
+    for (int32_t layer = 0; layer < shape.num_layers; ++layer) {
+      const auto i = static_cast<size_t>(layer * num_pages + page);
+      if (!pages_.empty()) {
+        host_rows_[i] = system_.store->rows(layer, pages_[static_cast<size_t>(page)]);
+      }
+      if (shape.code_bits > 0) {
+        if (!pages_.empty()) {
+          host_codes_[i] = system_.store->codes(layer, pages_[static_cast<size_t>(page)]);
+        }
+        device_codes_[i] =
+            codes + int64_t{layer} * shape.num_kv_heads * kPageTokens * shape.code_words();
+      }
+    }
+  }
+  return Ok{};
+}
+
+void SequenceKv::restore_rows() {
+  if (reused_tokens_ == 0) return;
+  const KvShape& shape = system_.shape;
+  std::vector<RowMove> moves;
+  for (int32_t layer = 0; layer < shape.num_layers; ++layer) {
+    const SequenceLayerView view = layer_view(layer);
+    const size_t before = moves.size();
+    for (int32_t h = 0; h < shape.num_kv_heads; ++h) {
+      const HeadCacheView& cache = view.heads[h];
+      const auto bring = [&](int64_t token) {
+        moves.push_back({view.host_rows[token / kPageTokens] +
+                             (int64_t{h} * kPageTokens + token % kPageTokens) * shape.row_bytes(),
+                         fixed_row(shape, cache, token, reused_tokens_)});
+      };
+      if (cache.is_resident()) {
+        for (int64_t t = 0; t < reused_tokens_; ++t) bring(t);
+        continue;
+      }
+      for (int64_t t = 0; t < std::min<int64_t>(cache.sink_tokens, reused_tokens_); ++t) bring(t);
+      for (int64_t t = std::max<int64_t>(cache.sink_tokens, reused_tokens_ - cache.ring_tokens);
+           t < reused_tokens_; ++t) {
+        bring(t);
+      }
+    }
+    counters(layer).rows_restored += static_cast<int64_t>(moves.size() - before);
+  }
+  system_.transfer.fetch(moves, shape.row_bytes());
+}
+
+SequenceKv::~SequenceKv() {
+  for (size_t i = 0; i < num_code_blocks_; ++i) system_.codes->release(pages_[i]);
+  for (std::byte* block : private_codes_) system_.device.deallocate(block);
+  if (block_ != nullptr) system_.device.deallocate(block_);
+  for (const PageId page : pages_) system_.store->release(page);
+}
+
+SequenceLayerView SequenceKv::layer_view(int32_t layer) {
+  const int64_t num_pages = divide_up(capacity_tokens_, kPageTokens);
+  const auto at = static_cast<size_t>(layer * num_pages);
+  SequenceLayerView view;
+  if (!host_rows_.empty()) view.host_rows = host_rows_.data() + at;
+  if (!host_codes_.empty()) view.host_codes = host_codes_.data() + at;
+  if (!device_codes_.empty()) view.device_codes = device_codes_.data() + at;
+  view.heads = &head(layer, 0);
+  return view;
+}
+
+HeadCacheView& SequenceKv::head(int32_t layer, int32_t kv_head) {
+  return heads_[static_cast<size_t>(layer) * system_.shape.num_kv_heads + kv_head];
+}
+
+bool SequenceKv::is_resident(int32_t layer, int32_t kv_head) const {
+  return resident_[static_cast<size_t>(layer) * system_.shape.num_kv_heads + kv_head] != 0;
+}
+
+bool SequenceKv::is_dense_layer(int32_t layer) const {
+  return policy_.select == Select::kNone || policy_.dense_layers < 0 ||
+         layer < policy_.dense_layers;
+}
+
+std::span<const float> SequenceKv::importance(int32_t layer, int32_t kv_head) const {
+  const KvShape& shape = system_.shape;
+  const auto group = static_cast<size_t>(shape.group_size());
+  if (system_.profile.importance.empty()) return unit_importance_;
+  const std::span<const float> all = system_.profile.importance;
+  return all.subspan((static_cast<size_t>(layer) * shape.num_kv_heads + kv_head) * group, group);
+}
+
+std::span<float> SequenceKv::last_query(int32_t layer) {
+  const auto width = static_cast<size_t>(system_.shape.num_q_heads) * system_.shape.head_dim;
+  return std::span(last_queries_).subspan(static_cast<size_t>(layer) * width, width);
+}
+
+void SequenceKv::advance(int64_t count) {
+  num_tokens_ += count;
+  CLO_CHECK(num_tokens_ <= capacity_tokens_, num_tokens_, capacity_tokens_);
+  if (pages_.empty()) return;
+  while (static_cast<int64_t>(num_full_pages_ + 1) * kPageTokens <= num_tokens_) {
+    system_.store->mark_full(pages_[num_full_pages_++]);
+  }
+}
+
+void SequenceKv::publish(std::span<const int32_t> tokens) {
+  while (page_keys_.size() < num_full_pages_) {
+    const size_t page = page_keys_.size();
+    CLO_CHECK((page + 1) * kPageTokens <= tokens.size(), page, tokens.size());
+    const auto of_page = tokens.subspan(page * kPageTokens, static_cast<size_t>(kPageTokens));
+    const PageKey key = page_key(page == 0 ? system_.root_key : page_keys_.back(), of_page);
+    system_.store->publish(pages_[page], key, of_page);
+    page_keys_.push_back(key);
+  }
+}
+
+int64_t SequenceKv::host_kv_bytes() const {
+  return pages_.empty() ? 0 : std::ssize(pages_) * system_.store->layout().page_bytes();
+}
+
+int32_t SequenceKv::num_resident_heads() const {
+  return static_cast<int32_t>(std::count(resident_.begin(), resident_.end(), 1));
+}
+
+}  // namespace clo

@@ -1,0 +1,97 @@
+#pragma once
+// SequenceKv: the key and value rows of one sequence, its head caches and its policy. Created at
+// admission, when everything it will ever need is reserved (pages, codes, slots, resident rows),
+// so that no step can run out of memory; its destructor gives all of it back.
+// Owned by the engine's sequence, used from the engine thread only.
+//
+// States: created (reused_tokens rows are in place) -> rows appended in prefill -> primed (sets
+// chosen from the last prompt query) -> one row appended per decode step -> destroyed. A sequence
+// may be destroyed in any state.
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "attention/kv_system.h"
+#include "clo/policy.h"
+#include "clo/report.h"
+
+namespace clo {
+
+class SequenceKv {
+ public:
+  struct Options {
+    PolicyOptions policy;
+    int64_t capacity_tokens = 0;      // prompt and answer
+    int64_t num_budget_heads = 0;     // persistent heads the memory plan has room for
+    bool host_copy = true;            // rows are kept in the host store
+    std::span<const int32_t> prompt;  // to find a stored prefix; needed only now
+    uint64_t random_seed = 0;         // for Select::kRandom
+  };
+  // Device bytes create() will reserve, codes of new pages included.
+  static int64_t device_bytes(const KvSystem& system, const Options& options);
+  // Whether the rows must be in the host store: some head is evictable.
+  static bool needs_host_copy(const KvSystem& system, const Options& options);
+
+  // Fails: kHostMemory or kDeviceMemory; nothing stays reserved then.
+  static Result<std::unique_ptr<SequenceKv>> create(KvSystem& system, const Options& options);
+  ~SequenceKv();
+  SequenceKv(const SequenceKv&) = delete;
+  SequenceKv& operator=(const SequenceKv&) = delete;
+
+  int64_t reused_tokens() const { return reused_tokens_; }
+  int64_t num_tokens() const { return num_tokens_; }
+  int64_t capacity_tokens() const { return capacity_tokens_; }
+  const PolicyOptions& policy() const { return policy_; }
+
+  SequenceLayerView layer_view(int32_t layer);
+  HeadCacheView& head(int32_t layer, int32_t kv_head);
+  bool is_resident(int32_t layer, int32_t kv_head) const;
+  bool is_dense_layer(int32_t layer) const;
+  std::span<const float> importance(int32_t layer, int32_t kv_head) const;  // [group_size]
+  // The true queries of the last token, per layer [num_q_heads, head_dim].
+  std::span<float> last_query(int32_t layer);
+  bool has_last_query = false;
+
+  // Counts `count` new rows as written. Called once per step, after the last layer.
+  void advance(int64_t count);
+  // Makes full pages of `tokens` [num_tokens()] findable by later sequences. Not for a sequence
+  // that failed: its rows may be wrong.
+  void publish(std::span<const int32_t> tokens);
+
+  KvCounters& counters(int32_t layer) { return counters_[static_cast<size_t>(layer)]; }
+  std::span<const KvCounters> layer_counters() const { return counters_; }
+  int64_t device_kv_bytes() const { return device_kv_bytes_; }
+  int64_t host_kv_bytes() const;
+  int32_t num_resident_heads() const;
+  uint64_t random_seed() const { return random_seed_; }
+
+ private:
+  SequenceKv(KvSystem& system, const Options& options);
+  Status reserve(const Options& options);
+  void restore_rows();
+
+  KvSystem& system_;
+  PolicyOptions policy_;
+  int64_t capacity_tokens_ = 0;
+  int64_t num_tokens_ = 0;
+  int64_t reused_tokens_ = 0;
+  int64_t device_kv_bytes_ = 0;
+  uint64_t random_seed_ = 0;
+
+  std::vector<PageId> pages_;
+  std::vector<PageKey> page_keys_;     // of pages that are published or were found
+  size_t num_full_pages_ = 0;          // pages marked full (shared ones included)
+  std::vector<std::byte*> host_rows_;  // [num_layers, pages]
+  std::vector<uint64_t*> host_codes_;
+  std::vector<uint64_t*> device_codes_;
+  size_t num_code_blocks_ = 0;             // acquired from the code cache, in page order
+  std::vector<std::byte*> private_codes_;  // code blocks of a sequence without host pages
+  std::byte* block_ = nullptr;             // all head caches
+  std::vector<uint8_t> resident_;          // [num_layers, num_kv_heads]
+  std::vector<HeadCacheView> heads_;       // [num_layers, num_kv_heads]
+  std::vector<float> last_queries_;        // [num_layers, num_q_heads, head_dim]
+  std::vector<float> unit_importance_;     // [group_size] ones
+  std::vector<KvCounters> counters_;       // [num_layers]
+};
+
+}  // namespace clo

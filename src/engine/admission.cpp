@@ -1,0 +1,184 @@
+// From a request to a sequence, and from the queue into the batch.
+#include <algorithm>
+#include <ctime>
+
+#include "base/try.h"
+#include "base/units.h"
+#include "engine/impl.h"
+#include "engine/memory.h"
+#include "reuse/persistent_heads.h"
+#include "select/set_rule.h"
+
+namespace clo {
+
+PlanInput Engine::Impl::plan_input(const PolicyOptions& policy, int64_t capacity_tokens,
+                                   int64_t batch) const {
+  PlanInput input =
+      clo::plan_input(config, options, shape, policy, capacity_tokens, batch);
+  if (store) input.host_budget_bytes = store->arena().budget_bytes();
+  return input;
+}
+
+SequenceKv::Options Engine::Impl::kv_options(const Sequence& sequence) const {
+  SequenceKv::Options kv;
+  kv.policy = sequence.policy;
+  kv.capacity_tokens = sequence.limit_tokens;
+  kv.host_copy = options.keep_prefixes;
+  kv.prompt = sequence.prompt();
+  kv.random_seed = static_cast<uint64_t>(sequence.id) * 0x9E3779B97F4A7C15u;
+  const PlanInput input = plan_input(sequence.policy, sequence.limit_tokens, options.max_batch);
+  if (input.fill_budget) kv.num_budget_heads = sketch_memory(input).num_persistent_heads;
+  return kv;
+}
+
+Status Engine::Impl::check_fits(const PolicyOptions& policy, int64_t capacity_tokens) const {
+  PlanInput input = plan_input(policy, capacity_tokens, 1);
+  auto plan = plan_memory(input);
+  if (!plan) return std::move(plan).error();
+  return Ok{};
+}
+
+Result<std::vector<int32_t>> Engine::Impl::encode(std::string_view text,
+                                                  EncodeOptions how) const {
+  if (tokenizer) return tokenizer->encode(text, how);
+  return Error{ErrorCode::kUnsupported,
+               "the model has no tokenizer.json, so it takes token ids only", options.model_dir};
+}
+
+Result<std::vector<int32_t>> Engine::Impl::prompt_ids(const Request& request) const {
+  const int given = !request.messages.empty() + !request.prompt.empty() +
+                    !request.prompt_ids.empty();
+  if (given > 1) {
+    return Error{ErrorCode::kBadRequest,
+                 "a request has one of messages, prompt and prompt_ids, not several", ""};
+  }
+  if (!request.prompt_ids.empty()) {
+    for (const int32_t id : request.prompt_ids) {
+      if (id < 0 || id >= config.vocab_size) {
+        return Error{ErrorCode::kBadRequest,
+                     "token id " + std::to_string(id) + " is outside the vocabulary of " +
+                         std::to_string(config.vocab_size),
+                     "prompt_ids"};
+      }
+    }
+    return request.prompt_ids;
+  }
+  std::vector<int32_t> ids;
+  if (!request.messages.empty()) {
+    if (!chat_template) {
+      return Error{ErrorCode::kUnsupported,
+                   "the model has no chat template; give a raw prompt (--raw)", "messages"};
+    }
+    std::vector<ChatMessage> messages;
+    for (const Message& message : request.messages) {
+      messages.push_back({message.role, message.content});
+    }
+    CLO_ASSIGN(const std::string text, chat_template->render(messages, template_variables));
+    // The template writes its own BOS, so the tokenizer must not add another.
+    CLO_ASSIGN(ids, encode(text, {.add_special_tokens = false}));
+  } else {
+    CLO_ASSIGN(ids, encode(request.prompt, {.add_special_tokens = true}));
+  }
+  if (ids.empty()) {
+    return Error{ErrorCode::kBadRequest, "the prompt is empty: there is nothing to continue", ""};
+  }
+  return ids;
+}
+
+Result<std::unique_ptr<Sequence>> Engine::Impl::make_sequence(Request request) {
+  CLO_ASSIGN(std::vector<int32_t> ids, prompt_ids(request));
+  const int64_t prompt_tokens = std::ssize(ids);
+  if (request.max_new_tokens < 1) {
+    return Error{ErrorCode::kBadRequest,
+                 "expected at least 1 new token, found " + std::to_string(request.max_new_tokens),
+                 "max_new_tokens"};
+  }
+  if (prompt_tokens >= max_context) {
+    const bool by_option = max_context < config.max_positions;
+    return Error{ErrorCode::kTooLong,
+                 "the prompt has " + std::to_string(prompt_tokens) + " tokens, " +
+                     (by_option ? "--context allows " : "the model's limit is ") +
+                     std::to_string(max_context) + " with at least one for the answer; shorten it" +
+                     (by_option ? " or raise --context" : ""),
+                 ""};
+  }
+  for (const int32_t id : request.forced_tokens) {
+    if (id < 0 || id >= config.vocab_size) {
+      return Error{ErrorCode::kBadRequest, "forced token " + std::to_string(id) +
+                                               " is outside the vocabulary", "forced_tokens"};
+    }
+  }
+  SamplingOptions sampling;
+  if (request.sampling) {
+    sampling = *request.sampling;
+  } else if (generation.do_sample.value_or(false)) {
+    sampling.temperature = generation.temperature.value_or(1.0f);
+    sampling.top_k = generation.top_k.value_or(0);
+    sampling.top_p = generation.top_p.value_or(1.0f);
+    sampling.min_p = generation.min_p.value_or(0.0f);
+    sampling.repetition_penalty = generation.repetition_penalty.value_or(1.0f);
+  }
+  CLO_TRY(validate(sampling));
+  const PolicyOptions policy = request.policy.value_or(options.policy);
+  CLO_TRY(validate(policy));
+  if (policy.select == Select::kHash && shape.code_bits == 0) {
+    return Error{ErrorCode::kBadFlag, "contradict each other: hash selection needs codes",
+                 "--select hash and --bits 0"};
+  }
+  CLO_TRY(choose_resident_heads(policy, shape, {}, 0));
+
+  auto sequence = std::make_unique<Sequence>(std::move(request), sampling);
+  if (tokenizer) sequence->decoder.emplace(*tokenizer);
+  sequence->policy = policy;
+  sequence->prompt_tokens = prompt_tokens;
+  sequence->limit_tokens =
+      std::min(prompt_tokens + sequence->request.max_new_tokens, max_context);
+  sequence->tokens = std::move(ids);
+  sequence->submitted = Clock::now();
+  CLO_TRY(check_fits(policy, sequence->limit_tokens));
+  return sequence;
+}
+
+bool Engine::Impl::should_wait(const Sequence& sequence) const {
+  if (!options.keep_prefixes) return false;
+  const auto mine = sequence.prompt();
+  return std::any_of(running.begin(), running.end(), [&](const auto& other) {
+    if (other->state != Sequence::State::kPrefill) return false;
+    const auto theirs = other->prompt();
+    const auto [a, b] = std::mismatch(mine.begin(), mine.end(), theirs.begin(), theirs.end());
+    // Worth waiting for only when a whole page more than what is stored already would be shared.
+    const auto common = a - mine.begin();
+    return common >= kPageTokens && common / kPageTokens * kPageTokens < std::ssize(mine) &&
+           common / kPageTokens * kPageTokens > other->kv->reused_tokens();
+  });
+}
+
+bool Engine::Impl::admit() {
+  bool any = false;
+  for (auto at = queue.begin();
+       at != queue.end() && std::ssize(running) < options.max_batch;) {
+    Sequence& sequence = **at;
+    if (should_wait(sequence)) {
+      ++at;
+      continue;
+    }
+    auto kv = SequenceKv::create(*system, kv_options(sequence));
+    if (!kv) {
+      // Running sequences will give memory back; with none running it will never fit.
+      if (!running.empty()) return any;
+      finish(sequence, FinishReason::kError, std::move(kv).error());
+      at = queue.erase(at);
+      any = true;
+      continue;
+    }
+    sequence.kv = std::move(kv).value();
+    sequence.state = Sequence::State::kPrefill;
+    sequence.admitted = Clock::now();
+    running.push_back(std::move(*at));
+    at = queue.erase(at);
+    any = true;
+  }
+  return any;
+}
+
+}  // namespace clo

@@ -1,0 +1,231 @@
+#include "clo/engine.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+#include "base/try.h"
+#include "engine/impl.h"
+
+namespace clo {
+
+std::string_view version() { return CLO_VERSION; }
+
+std::string_view finish_reason_name(FinishReason reason) {
+  switch (reason) {
+    case FinishReason::kStop: return "stop";
+    case FinishReason::kLength: return "length";
+    case FinishReason::kCancelled: return "cancelled";
+    case FinishReason::kError: return "error";
+  }
+  return "unknown";
+}
+
+Engine::Engine(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Engine::~Engine() {
+  // Sequences give pages and blocks back to stores that the engine owns: they go first.
+  impl_->running.clear();
+  impl_->queue.clear();
+}
+
+Result<RequestId> Engine::submit(Request request) {
+  CLO_ASSIGN(std::unique_ptr<Sequence> sequence, impl_->make_sequence(std::move(request)));
+  sequence->id = impl_->next_id++;
+  const RequestId id = sequence->id;
+  impl_->queue.push_back(std::move(sequence));
+  return id;
+}
+
+bool Engine::step() {
+  bool any = impl_->admit();
+  any = impl_->prefill_one() || any;
+  any = impl_->decode_all() || any;
+  impl_->remove_finished();
+  return any;
+}
+
+void Engine::cancel(RequestId id) {
+  for (auto& sequence : impl_->running) {
+    if (sequence->id == id && sequence->kv) {
+      impl_->finish(*sequence, FinishReason::kCancelled);
+      impl_->remove_finished();
+      return;
+    }
+  }
+  auto& queue = impl_->queue;
+  const auto found = std::find_if(queue.begin(), queue.end(),
+                                  [&](const auto& sequence) { return sequence->id == id; });
+  if (found == queue.end()) return;
+  impl_->finish(**found, FinishReason::kCancelled);
+  queue.erase(found);
+}
+
+std::optional<Response> Engine::take(RequestId id) {
+  const auto found = impl_->finished.find(id);
+  if (found == impl_->finished.end()) return std::nullopt;
+  Response response = std::move(found->second);
+  impl_->finished.erase(found);
+  return response;
+}
+
+Result<Response> Engine::generate(Request request) {
+  CLO_ASSIGN(const RequestId id, submit(std::move(request)));
+  while (true) {
+    if (auto response = take(id)) return std::move(*response);
+    CLO_CHECK(step(), id);
+  }
+}
+
+Result<std::vector<int32_t>> Engine::tokenize(const Request& request) const {
+  return impl_->prompt_ids(request);
+}
+
+Result<std::vector<int32_t>> Engine::encode(std::string_view text) const {
+  return impl_->encode(text, {});
+}
+
+bool Engine::has_chat_template() const { return impl_->chat_template.has_value(); }
+int64_t Engine::max_context_tokens() const { return impl_->max_context; }
+int64_t Engine::vocab_size() const { return impl_->config.vocab_size; }
+
+Engine::MemoryUse Engine::memory() const {
+  MemoryUse use;
+  use.device_used_bytes = impl_->device->used_bytes();
+  use.device_peak_bytes = impl_->device->peak_bytes();
+  use.device_budget_bytes = impl_->device->budget_bytes();
+  use.host_used_bytes = impl_->store->used_pages() * impl_->store->layout().page_bytes();
+  use.host_budget_bytes = impl_->store->arena().budget_bytes();
+  use.pages_in_use = impl_->store->used_pages() - impl_->store->unreferenced_pages();
+  return use;
+}
+
+void Engine::reset_peak() { impl_->device->reset_peak(); }
+void Engine::drop_prefixes() { impl_->store->drop_unused(); }
+
+bool Engine::Impl::wants_to_stop(Sequence& sequence) {
+  if (!sequence.request.keep_going || sequence.request.keep_going()) return false;
+  finish(sequence, FinishReason::kCancelled);
+  return true;
+}
+
+bool Engine::Impl::prefill_one() {
+  const auto found = std::find_if(running.begin(), running.end(), [](const auto& sequence) {
+    return sequence->kv && sequence->state == Sequence::State::kPrefill;
+  });
+  if (found == running.end()) return false;
+  Sequence& sequence = **found;
+  const int64_t done = sequence.kv->num_tokens();
+  const int64_t count = std::min<int64_t>(options.prefill_chunk, sequence.prompt_tokens - done);
+  const bool last = done + count == sequence.prompt_tokens;
+  bool abandoned = false;
+  const std::span<const float> logits = model->prefill(
+      std::span(sequence.tokens).subspan(static_cast<size_t>(done), static_cast<size_t>(count)),
+      *sequence.kv, last, last ? 1 : 0, sequence.request.keep_going, &abandoned);
+  if (abandoned) {
+    finish(sequence, FinishReason::kCancelled);
+    return true;
+  }
+  if (sequence.request.on_progress) {
+    sequence.request.on_progress(
+        {sequence.prompt_tokens, done + count, seconds_since(sequence.admitted)});
+  }
+  if (!last) return true;
+  sequence.state = Sequence::State::kDecode;
+  sequence.prefilled = sequence.first_token = Clock::now();
+  if (all_finite(logits) && options.keep_prefixes) sequence.kv->publish(sequence.tokens);
+  take_logits(sequence, logits);
+  return true;
+}
+
+bool Engine::Impl::decode_all() {
+  std::vector<Sequence*> batch;
+  std::vector<int32_t> ids;
+  std::vector<SequenceKv*> rows;
+  for (auto& sequence : running) {
+    // A token sampled by this step's prefill is fed from the next step on.
+    if (!sequence->kv || sequence->state != Sequence::State::kDecode) continue;
+    if (wants_to_stop(*sequence)) continue;
+    batch.push_back(sequence.get());
+    ids.push_back(sequence->tokens.back());
+    rows.push_back(sequence->kv.get());
+  }
+  if (batch.empty()) return false;
+  system->measure_mass = std::any_of(batch.begin(), batch.end(), [](const Sequence* sequence) {
+    return sequence->request.measure_mass;
+  });
+  const std::span<const float> logits = model->decode(ids, rows);
+  for (size_t i = 0; i < batch.size(); ++i) {
+    ++batch[i]->decode_steps;
+    take_logits(*batch[i], logits.subspan(i * static_cast<size_t>(config.vocab_size),
+                                          static_cast<size_t>(config.vocab_size)));
+  }
+  return true;
+}
+
+void Engine::Impl::take_logits(Sequence& sequence, std::span<const float> logits) {
+  if (!all_finite(logits)) {
+    finish(sequence, FinishReason::kError,
+           Error{ErrorCode::kModelFault,
+                 "the model gave logits that are not finite at position " +
+                     std::to_string(sequence.tokens.size() - 1) +
+                     "; the weights may be damaged, or need --dtype f32",
+                 ""});
+    return;
+  }
+  if (sequence.request.on_logits) sequence.request.on_logits(logits);
+  const auto& forced = sequence.request.forced_tokens;
+  const auto step = sequence.answer().size();
+  const int32_t token = step < forced.size() ? forced[step]
+                                             : sequence.sampler.sample(logits, sequence.answer());
+  if (step == 0) sequence.first_token = Clock::now();
+  emit(sequence, token);
+}
+
+void Engine::Impl::emit(Sequence& sequence, int32_t token) {
+  const auto& eos = generation.eos_ids;
+  const bool is_eos = !sequence.request.ignore_eos && sequence.request.forced_tokens.empty() &&
+                      std::find(eos.begin(), eos.end(), token) != eos.end();
+  sequence.tokens.push_back(token);
+  if (is_eos) {
+    finish(sequence, FinishReason::kStop);
+    return;
+  }
+  sequence.response.tokens.push_back(token);
+  const StopMatcher::Step step =
+      sequence.stops.push(sequence.decoder ? sequence.decoder->push(token) : std::string());
+  if (!step.text.empty()) {
+    sequence.response.text += step.text;
+    if (sequence.request.on_text) sequence.request.on_text(step.text);
+  }
+  if (step.stopped) {
+    finish(sequence, FinishReason::kStop);
+  } else if (std::ssize(sequence.tokens) >= sequence.limit_tokens) {
+    finish(sequence, FinishReason::kLength);
+  }
+}
+
+void Engine::Impl::finish(Sequence& sequence, FinishReason reason, std::optional<Error> error) {
+  sequence.response.finish = reason;
+  sequence.response.error = std::move(error);
+  // What was held back, half a character or a possible stop string, is the end of the text
+  // unless a stop string matched.
+  StopMatcher::Step rest =
+      sequence.stops.push(sequence.decoder ? sequence.decoder->flush() : std::string());
+  if (!rest.stopped) rest.text += sequence.stops.flush();
+  if (!rest.text.empty()) {
+    sequence.response.text += rest.text;
+    if (sequence.request.on_text) sequence.request.on_text(rest.text);
+  }
+  fill_report(sequence);
+  if (sequence.kv && reason != FinishReason::kError && options.keep_prefixes &&
+      sequence.state == Sequence::State::kDecode) {
+    sequence.kv->publish(sequence.tokens);
+  }
+  sequence.kv.reset();
+  finished[sequence.id] = std::move(sequence.response);
+}
+
+void Engine::Impl::remove_finished() {
+  std::erase_if(running, [](const auto& sequence) { return sequence->kv == nullptr; });
+}
+
+}  // namespace clo

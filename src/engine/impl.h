@@ -1,0 +1,122 @@
+#pragma once
+// Inside the engine: what it owns and what it knows of each sequence. One step is three beats:
+// admit what fits, prefill one chunk of the oldest prompt, decode one token of everything that
+// runs. Engine thread only.
+//
+// States of a sequence: kQueued -> kPrefill (admitted: everything it needs is reserved) ->
+// kDecode (first token sampled) -> finished (a Response waits for take()). cancel() and faults
+// lead to finished from any state; SequenceKv's destructor then frees every page and slot.
+#include <atomic>
+#include <chrono>
+#include <deque>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "attention/attention.h"
+#include "clo/engine.h"
+#include "engine/sampler.h"
+#include "io/generation_config.h"
+#include "io/model_config.h"
+#include "kv/memory_plan.h"
+#include "model/transformer.h"
+#include "reference/cpu_ops.h"
+#include "text/chat_template.h"
+#include "text/stop_matcher.h"
+#include "text/stream_decoder.h"
+#include "text/tokenizer.h"
+
+namespace clo {
+
+using Clock = std::chrono::steady_clock;
+inline double seconds_since(Clock::time_point start, Clock::time_point now = Clock::now()) {
+  return std::chrono::duration<double>(now - start).count();
+}
+
+struct Sequence {
+  enum class State : uint8_t { kQueued, kPrefill, kDecode };
+
+  Sequence(Request request_in, const SamplingOptions& sampling)
+      : request(std::move(request_in)), sampler(sampling), stops(request.stop) {}
+
+  RequestId id = 0;
+  Request request;
+  PolicyOptions policy;
+  std::vector<int32_t> tokens;  // prompt, then answer
+  int64_t prompt_tokens = 0;
+  int64_t limit_tokens = 0;     // prompt and answer
+  Sampler sampler;
+  std::optional<StreamDecoder> decoder;  // absent when the model has no tokenizer
+  StopMatcher stops;
+  State state = State::kQueued;
+  std::unique_ptr<SequenceKv> kv;
+  Response response;
+  Clock::time_point submitted, admitted, prefilled, first_token;
+  int64_t decode_steps = 0;
+
+  std::span<const int32_t> prompt() const {
+    return std::span(tokens).first(static_cast<size_t>(prompt_tokens));
+  }
+  std::span<const int32_t> answer() const {
+    return std::span(tokens).subspan(static_cast<size_t>(prompt_tokens));
+  }
+};
+
+struct Engine::Impl {
+  Impl(EngineOptions options_in, ModelConfig config_in)
+      : options(std::move(options_in)), config(std::move(config_in)) {}
+
+  // Everything below is built once, by Engine::load, in this order.
+  EngineOptions options;
+  ModelConfig config;
+  std::optional<Tokenizer> tokenizer;
+  std::optional<ChatTemplate> chat_template;
+  ChatTemplate::Variables template_variables;
+  GenerationConfig generation;
+  KvShape shape;
+  int64_t max_context = 0;
+  std::unique_ptr<CpuOps> ops;
+  std::unique_ptr<TransferEngine> transfer;
+  std::unique_ptr<Arena> device;
+  std::unique_ptr<HostStore> store;
+  std::unique_ptr<CodeCache> codes;
+  std::unique_ptr<HashSigns> signs;
+  std::unique_ptr<KvSystem> system;
+  std::unique_ptr<Weights> weights;
+  std::unique_ptr<Attention> attention;
+  std::unique_ptr<Transformer> model;
+
+  RequestId next_id = 1;
+  std::deque<std::unique_ptr<Sequence>> queue;
+  std::vector<std::unique_ptr<Sequence>> running;
+  std::map<RequestId, Response> finished;
+
+  // load.cpp
+  Status build(const std::filesystem::path& model_dir);
+  Status build_memory(const TensorFiles& files);
+
+  // admission.cpp
+  PlanInput plan_input(const PolicyOptions& policy, int64_t capacity_tokens, int64_t batch) const;
+  SequenceKv::Options kv_options(const Sequence& sequence) const;
+  Status check_fits(const PolicyOptions& policy, int64_t capacity_tokens) const;
+  Result<std::vector<int32_t>> encode(std::string_view text, EncodeOptions how) const;
+  Result<std::vector<int32_t>> prompt_ids(const Request& request) const;
+  Result<std::unique_ptr<Sequence>> make_sequence(Request request);
+  // Whether another sequence is computing a prefix this one could share when it is done.
+  bool should_wait(const Sequence& sequence) const;
+  bool admit();
+
+  // engine.cpp
+  bool prefill_one();
+  bool decode_all();
+  void take_logits(Sequence& sequence, std::span<const float> logits);
+  void emit(Sequence& sequence, int32_t token);
+  void finish(Sequence& sequence, FinishReason reason, std::optional<Error> error = {});
+  void remove_finished();
+  bool wants_to_stop(Sequence& sequence);
+
+  // report.cpp: the figures, from the counters and the clock.
+  void fill_report(Sequence& sequence) const;
+};
+
+}  // namespace clo

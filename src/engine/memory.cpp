@@ -1,0 +1,89 @@
+#include "engine/memory.h"
+
+#include <algorithm>
+#include <fstream>
+#include <unistd.h>
+
+#include "base/try.h"
+#include "model/transformer.h"
+#include "model/weights.h"
+#include "reference/cpu_ops.h"
+#include "reuse/persistent_heads.h"
+#include "select/set_rule.h"
+
+namespace clo {
+
+namespace {
+
+// What the process holds beside the arenas: code, libraries, tokenizer (all there by now) and the
+// backend's scratch, which grows to this at the first long prompt.
+int64_t process_overhead(const ModelConfig& config, const EngineOptions& options,
+                         const KvShape& shape, int64_t capacity_tokens, int64_t batch) {
+  std::ifstream statm("/proc/self/statm");
+  int64_t total_pages = 0, resident_pages = 0;
+  statm >> total_pages >> resident_pages;
+  return resident_pages * sysconf(_SC_PAGESIZE) +
+         CpuOps::scratch_bytes_for(shape, std::max(config.intermediate_size * 2, config.vocab_size),
+                                   config.hidden_size, max_step_rows(config, options),
+                                   capacity_tokens, batch);
+}
+
+}  // namespace
+
+int64_t max_context_tokens(const ModelConfig& config, const EngineOptions& options) {
+  return options.max_context_tokens > 0
+             ? std::min(options.max_context_tokens, config.max_positions)
+             : config.max_positions;
+}
+
+int64_t max_step_rows(const ModelConfig& config, const EngineOptions& options) {
+  return std::max<int64_t>(
+      std::min<int64_t>(options.prefill_chunk, max_context_tokens(config, options)),
+      options.max_batch);
+}
+
+Result<KvShape> kv_shape(const ModelConfig& config, const EngineOptions& options) {
+  KvShape shape;
+  shape.num_layers = static_cast<int32_t>(config.num_layers);
+  shape.num_q_heads = static_cast<int32_t>(config.num_q_heads);
+  shape.num_kv_heads = static_cast<int32_t>(config.num_kv_heads);
+  shape.head_dim = static_cast<int32_t>(config.head_dim);
+  shape.type = config.dtype == DType::kBF16 ? DType::kBF16 : DType::kF32;
+  if (options.dtype == WeightType::kBF16) shape.type = DType::kBF16;
+  if (options.dtype == WeightType::kF32) shape.type = DType::kF32;
+  shape.code_bits = options.code_bits;
+  CLO_TRY(CpuOps::supports(shape));
+  return shape;
+}
+
+PlanInput plan_input(const ModelConfig& config, const EngineOptions& options, const KvShape& shape,
+                     const PolicyOptions& policy, int64_t capacity_tokens, int64_t batch) {
+  PlanInput input;
+  input.shape = shape;
+  input.context_tokens = capacity_tokens;
+  input.batch = batch;
+  input.weight_bytes = Weights::required_bytes(config, shape.type);
+  input.workspace_bytes = Transformer::workspace_bytes(config, max_step_rows(config, options),
+                                                       options.max_batch);
+  input.sink_tokens = policy.sink;
+  input.ring_tokens = ring_tokens(policy);
+  input.slot_capacity = slot_capacity(policy, capacity_tokens);
+  input.num_dense_heads = num_dense_heads(policy, shape);
+  input.num_persistent_heads = num_fixed_persistent_heads(policy, shape);
+  input.fill_budget = policy.persistent == PolicyOptions::Persistent::kFillBudget &&
+                      policy.select != Select::kNone && options.device_memory_bytes > 0;
+  input.host_copy = options.keep_prefixes;
+  input.device_budget_bytes = options.device_memory_bytes;
+  input.host_budget_bytes = options.host_memory_bytes;
+  input.process_overhead_bytes =
+      process_overhead(config, options, shape, capacity_tokens, batch);
+  return input;
+}
+
+Result<PlanInput> plan_input(const ModelConfig& config, const EngineOptions& options) {
+  CLO_ASSIGN(const KvShape shape, kv_shape(config, options));
+  return plan_input(config, options, shape, options.policy, max_context_tokens(config, options),
+                    options.max_batch);
+}
+
+}  // namespace clo

@@ -1,0 +1,146 @@
+#include "clo/report.h"
+
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+#include "base/units.h"
+#include "engine/impl.h"
+
+namespace clo {
+
+void Engine::Impl::fill_report(Sequence& sequence) const {
+  Report& r = sequence.response.report;
+  const auto now = Clock::now();
+  r.backend = ops->description();
+  r.policy = describe(sequence.policy);
+  r.prompt_tokens = sequence.prompt_tokens;
+  r.new_tokens = std::ssize(sequence.response.tokens);
+  r.row_bytes = shape.row_bytes();
+  r.num_heads = shape.num_layers * shape.num_kv_heads;
+  r.decode_steps = sequence.decode_steps;
+  if (sequence.state == Sequence::State::kQueued) {
+    r.queue_seconds = seconds_since(sequence.submitted, now);
+    return;
+  }
+  r.queue_seconds = seconds_since(sequence.submitted, sequence.admitted);
+  const bool decoding = sequence.state == Sequence::State::kDecode;
+  r.prefill_seconds = seconds_since(sequence.admitted, decoding ? sequence.prefilled : now);
+  if (decoding) {
+    r.first_token_seconds = seconds_since(sequence.submitted, sequence.first_token);
+    r.decode_seconds = seconds_since(sequence.first_token, now);
+    if (r.decode_steps > 0 && r.decode_seconds > 0) {
+      r.decode_tokens_per_second = static_cast<double>(r.decode_steps) / r.decode_seconds;
+    }
+  }
+  if (!sequence.kv) return;
+  r.reused_tokens = sequence.kv->reused_tokens();
+  r.device_kv_bytes = sequence.kv->device_kv_bytes();
+  r.host_kv_bytes = sequence.kv->host_kv_bytes();
+  r.num_resident_heads = sequence.kv->num_resident_heads();
+  r.resident_by_profile = !system->profile.difficulty.empty();
+  const auto layers = sequence.kv->layer_counters();
+  r.layers.assign(layers.begin(), layers.end());
+  for (const KvCounters& layer : layers) r.total += layer;
+  const KvCounters& t = r.total;
+  const auto ratio = [](int64_t part, int64_t whole) {
+    return whole == 0 ? 0.0 : static_cast<double>(part) / static_cast<double>(whole);
+  };
+  r.hit_rate = ratio(t.hits, t.hits + t.misses + t.aged + t.incomplete);
+  r.share_attended = t.rows_in_context == 0 ? 1 : ratio(t.rows_attended, t.rows_in_context);
+  r.bytes_fetched_per_token = ratio(t.rows_fetched * r.row_bytes, r.decode_steps);
+}
+
+std::string report_text(const Report& r) {
+  std::string out;
+  const auto line = [&](const char* name, const std::string& value) {
+    char text[64];
+    std::snprintf(text, sizeof text, "  %-22s", name);
+    out += text + value + "\n";
+  };
+  const auto fixed = [](double value, int decimals) {
+    char text[48];
+    std::snprintf(text, sizeof text, "%.*f", decimals, value);
+    return std::string(text);
+  };
+  const auto percent = [&](double share) { return fixed(100 * share, 1) + " %"; };
+  line("backend", r.backend);
+  line("policy", r.policy);
+  line("tokens", std::to_string(r.prompt_tokens) + " prompt (" + std::to_string(r.reused_tokens) +
+                     " reused), " + std::to_string(r.new_tokens) + " new");
+  line("time to first token", fixed(r.first_token_seconds, 2) + " s");
+  line("decode", fixed(r.decode_tokens_per_second, 1) + " tokens/s");
+  line("KV on the device", format_bytes(r.device_kv_bytes));
+  line("KV in the host store", format_bytes(r.host_kv_bytes));
+  line("bytes moved per token", format_bytes(static_cast<int64_t>(r.bytes_fetched_per_token)));
+  if (r.num_resident_heads == r.num_heads) {
+    line("hit rate", "- (all " + std::to_string(r.num_heads) + " heads are resident)");
+  } else {
+    std::string resident;
+    if (r.num_resident_heads > 0) {
+      resident = " (" + std::to_string(r.num_resident_heads) + " of " +
+                 std::to_string(r.num_heads) + " heads resident, chosen " +
+                 (r.resident_by_profile ? "by profile)" : "in layer order: no profile)");
+    }
+    line("hit rate", percent(r.hit_rate) + resident);
+  }
+  line("share attended", percent(r.share_attended));
+  if (r.total.mass_samples > 0) {
+    line("attention mass kept",
+         percent(r.total.mass_kept / static_cast<double>(r.total.mass_samples)));
+  }
+  return out;
+}
+
+namespace {
+
+nlohmann::json counters_json(const KvCounters& c) {
+  return {{"hits", c.hits},
+          {"misses", c.misses},
+          {"aged", c.aged},
+          {"incomplete", c.incomplete},
+          {"corrections", c.corrections},
+          {"resident_selections", c.resident_selections},
+          {"rows_requested", c.rows_requested},
+          {"rows_fetched", c.rows_fetched},
+          {"rows_saved_by_delta", c.rows_saved_by_delta},
+          {"rows_saved_by_hits", c.rows_saved_by_hits},
+          {"rows_primed", c.rows_primed},
+          {"rows_restored", c.rows_restored},
+          {"rows_offloaded", c.rows_offloaded},
+          {"rows_attended", c.rows_attended},
+          {"rows_in_context", c.rows_in_context},
+          {"oracle_rows", c.oracle_rows}};
+}
+
+}  // namespace
+
+std::string report_json(const Report& r) {
+  nlohmann::json json = {{"backend", r.backend},
+                         {"policy", r.policy},
+                         {"prompt_tokens", r.prompt_tokens},
+                         {"reused_tokens", r.reused_tokens},
+                         {"new_tokens", r.new_tokens},
+                         {"queue_seconds", r.queue_seconds},
+                         {"prefill_seconds", r.prefill_seconds},
+                         {"first_token_seconds", r.first_token_seconds},
+                         {"decode_seconds", r.decode_seconds},
+                         {"decode_steps", r.decode_steps},
+                         {"decode_tokens_per_second", r.decode_tokens_per_second},
+                         {"row_bytes", r.row_bytes},
+                         {"device_kv_bytes", r.device_kv_bytes},
+                         {"host_kv_bytes", r.host_kv_bytes},
+                         {"bytes_fetched_per_token", r.bytes_fetched_per_token},
+                         {"hit_rate", r.hit_rate},
+                         {"share_attended", r.share_attended},
+                         {"num_heads", r.num_heads},
+                         {"num_resident_heads", r.num_resident_heads},
+                         {"resident_by_profile", r.resident_by_profile},
+                         {"total", counters_json(r.total)}};
+  if (r.total.mass_samples > 0) {
+    json["mass_kept"] = r.total.mass_kept / static_cast<double>(r.total.mass_samples);
+  }
+  for (const KvCounters& layer : r.layers) json["layers"].push_back(counters_json(layer));
+  return json.dump();
+}
+
+}  // namespace clo

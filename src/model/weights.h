@@ -1,0 +1,63 @@
+#pragma once
+// The weights of a decoder-only transformer, in the device arena, fused for the step: Q, K and V
+// are one matrix, gate and up are another. Every tensor of the files is accounted for.
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "io/model_config.h"
+#include "io/tensor_files.h"
+#include "ops/params.h"
+#include "tensor/arena.h"
+
+namespace clo {
+
+struct LayerWeights {
+  const float* input_norm = nullptr;  // [hidden_size]
+  WeightView qkv;                     // [(num_q_heads + 2 num_kv_heads) * head_dim, hidden_size]
+  const float* qkv_bias = nullptr;    // [rows of qkv] or null
+  const float* q_norm = nullptr;      // [head_dim] or null
+  const float* k_norm = nullptr;      // [head_dim] or null
+  WeightView output;                  // [hidden_size, num_q_heads * head_dim]
+  const float* output_bias = nullptr;
+  const float* mlp_norm = nullptr;    // [hidden_size]
+  WeightView gate_up;                 // [2 * intermediate_size, hidden_size]
+  const float* gate_up_bias = nullptr;
+  WeightView down;                    // [hidden_size, intermediate_size]
+  const float* down_bias = nullptr;
+};
+
+// Every tensor that a model of this config must have, with its shape.
+std::vector<std::pair<std::string, Shape>> expected_tensors(const ModelConfig& config);
+
+class Weights {
+ public:
+  // Bytes that load() will take from the arena with matrices of `type`.
+  static int64_t required_bytes(const ModelConfig& config, DType type);
+
+  // Copies every tensor into `arena`, converting to `type` (norms and biases to f32).
+  // Fails: kBadFile for a missing tensor or one whose shape disagrees with the config, kUnsupported
+  // for its type, kDeviceMemory when the arena is too small.
+  static Result<Weights> load(const ModelConfig& config, const TensorFiles& files, DType type,
+                              Arena& arena);
+
+  const ModelConfig& config() const { return config_; }
+  const std::vector<LayerWeights>& layers() const { return layers_; }
+  WeightView embedding() const { return embedding_; }  // [vocab_size, hidden_size]
+  const float* final_norm() const { return final_norm_; }
+  WeightView head() const { return head_; }  // [vocab_size, hidden_size]; the embedding when tied
+  DType type() const { return type_; }
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  Weights() = default;
+  ModelConfig config_;
+  DType type_ = DType::kBF16;
+  std::vector<LayerWeights> layers_;
+  WeightView embedding_, head_;
+  const float* final_norm_ = nullptr;
+  int64_t bytes_ = 0;
+};
+
+}  // namespace clo

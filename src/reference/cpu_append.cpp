@@ -1,0 +1,103 @@
+// Appending rows, and the codes of keys.
+#include <omp.h>
+
+#include <cstring>
+
+#include "reference/cpu_ops.h"
+
+namespace clo {
+
+namespace {
+
+void flip_signs(float* x, int width, const uint32_t* signs) {
+  for (int i = 0; i < width; ++i) {
+    if ((signs[i / 32] >> (i % 32)) & 1u) x[i] = -x[i];
+  }
+}
+
+}  // namespace
+
+void encode_row(const SimdTable& simd, const HashParams& hash, const float* x, uint64_t* out,
+                float* scratch) {
+  std::memset(out, 0, static_cast<size_t>(hash.bits / 8));
+  if (hash.weights != nullptr) {
+    for (int j = 0; j < hash.bits; ++j) {
+      float sum = 0;
+      for (int d = 0; d < hash.head_dim; ++d) sum += x[d] * hash.weights[d * hash.bits + j];
+      if (sum > 0) out[j / 64] |= uint64_t{1} << (j % 64);
+    }
+    return;
+  }
+  const int width = hash.width;
+  const uint32_t* signs = hash.signs;
+  for (int first = 0; first < hash.bits; first += width) {
+    std::memcpy(scratch, x, sizeof(float) * static_cast<size_t>(hash.head_dim));
+    std::memset(scratch + hash.head_dim, 0,
+                sizeof(float) * static_cast<size_t>(width - hash.head_dim));
+    for (int round = 0; round < 2; ++round) {
+      flip_signs(scratch, width, signs);
+      simd.hadamard(scratch, width);
+      signs += width / 32;
+    }
+    for (int i = 0; i < width && first + i < hash.bits; ++i) {
+      const int j = first + i;
+      if (scratch[i] > 0) out[j / 64] |= uint64_t{1} << (j % 64);
+    }
+  }
+}
+
+void CpuOps::append(const AppendParams& p) {
+  const KvShape& shape = p.shape;
+  const int64_t tokens = p.tokens_per_sequence;
+  const int64_t row_bytes = shape.row_bytes();
+  const int words = shape.code_words();
+  const int64_t work = p.num_sequences * tokens * shape.num_kv_heads;
+#pragma omp parallel for schedule(static) num_threads(num_threads_) if (work >= 64)
+  for (int64_t w = 0; w < work; ++w) {
+    const auto head = static_cast<int32_t>(w % shape.num_kv_heads);
+    const int64_t row_index = w / shape.num_kv_heads;
+    const int64_t s = row_index / tokens;
+    const int64_t position = p.first_token[s] + row_index % tokens;
+    const SequenceLayerView& sequence = p.sequences[s];
+    const float* key = p.keys + row_index * p.row_stride + int64_t{head} * shape.head_dim;
+    const float* value = p.values + row_index * p.row_stride + int64_t{head} * shape.head_dim;
+
+    alignas(16) std::byte row[2 * kMaxHeadDim * sizeof(float)];
+    simd_.from_f32(shape.type, key, row, shape.head_dim);
+    simd_.from_f32(shape.type, value, row + shape.value_offset(), shape.head_dim);
+    const auto put = [&](std::byte* target) {
+      std::memcpy(target, row, static_cast<size_t>(row_bytes));
+    };
+
+    const HeadCacheView& cache = sequence.heads[head];
+    if (cache.is_resident()) {
+      put(cache.resident + position * row_bytes);
+    } else {
+      if (position < cache.sink_tokens) put(cache.sink + position * row_bytes);
+      // Of a long run only the last ring_tokens rows stay; earlier ones would be overwritten.
+      if (position + cache.ring_tokens >= p.first_token[s] + tokens) {
+        put(cache.ring + (position % cache.ring_tokens) * row_bytes);
+      }
+    }
+    const int64_t page = position / kPageTokens;
+    const int64_t slot = int64_t{head} * kPageTokens + position % kPageTokens;
+    if (sequence.host_rows != nullptr) put(sequence.host_rows[page] + slot * row_bytes);
+    if (p.hashes != nullptr &&
+        (sequence.host_codes != nullptr || sequence.device_codes != nullptr)) {
+      // The code is of the stored key, so that it can be made again from the row.
+      float stored[kMaxHeadDim], scratch[kMaxHeadDim];
+      uint64_t code[kMaxHeadDim / 8];
+      simd_.to_f32(shape.type, row, stored, shape.head_dim);
+      encode_row(simd_, p.hashes[head], stored, code, scratch);
+      const auto code_bytes = static_cast<size_t>(shape.code_bytes());
+      if (sequence.host_codes != nullptr) {
+        std::memcpy(sequence.host_codes[page] + slot * words, code, code_bytes);
+      }
+      if (sequence.device_codes != nullptr) {
+        std::memcpy(sequence.device_codes[page] + slot * words, code, code_bytes);
+      }
+    }
+  }
+}
+
+}  // namespace clo

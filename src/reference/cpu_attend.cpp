@@ -1,0 +1,161 @@
+// Decode attention over [sink | set | ring], or over all rows of a resident head. The rows of a
+// head are cut into parts of fixed size; parts run in parallel and are merged by log-sum-exp in
+// order, so the result depends neither on the number of threads nor on the rest of the batch.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "base/units.h"
+#include "kv/head_cache.h"
+#include "reference/cpu_ops.h"
+
+namespace clo {
+
+namespace {
+
+constexpr int64_t kPartRows = 1024;
+
+// Appends the rows a head attends to, in the order sink, set, ring. A set token that is still in
+// the ring is taken from the ring alone.
+void list_rows(const KvShape& shape, const HeadTask& task, std::vector<const std::byte*>& rows) {
+  const HeadCacheView& head = *task.head;
+  const int64_t row_bytes = shape.row_bytes();
+  const int64_t context = task.context_tokens;
+  if (task.attend_all) {
+    for (int64_t t = 0; t < context; ++t) rows.push_back(head.resident + t * row_bytes);
+    return;
+  }
+  const int64_t sinks = std::min<int64_t>(head.sink_tokens, context);
+  const int64_t ring_begin = std::max<int64_t>(sinks, context - head.ring_tokens);
+  for (int64_t t = 0; t < sinks; ++t) rows.push_back(fixed_row(shape, head, t, context));
+  for (int32_t slot = 0; slot < head.state->num_slots_used; ++slot) {
+    const int32_t token = head.slot_token[slot];
+    if (token < 0 || token >= ring_begin) continue;
+    rows.push_back(head.is_resident() ? head.resident + token * row_bytes
+                                      : head.slots + slot * row_bytes);
+  }
+  for (int64_t t = ring_begin; t < context; ++t) rows.push_back(fixed_row(shape, head, t, context));
+}
+
+void scale_query(const KvShape& shape, const HeadTask& task, float scale, float* out) {
+  const int count = shape.group_size() * shape.head_dim;
+  for (int i = 0; i < count; ++i) out[i] = task.query[i] * scale;
+}
+
+}  // namespace
+
+void CpuOps::attend(const AttendParams& p) {
+  const KvShape& shape = p.shape;
+  const int group = shape.group_size(), dim = shape.head_dim;
+  const auto tasks = static_cast<size_t>(p.num_tasks);
+  row_lists_.resize(std::max(row_lists_.size(), tasks));
+  scaled_queries_.resize(std::max(scaled_queries_.size(), tasks * group * dim));
+
+#pragma omp parallel for schedule(dynamic) num_threads(num_threads_)
+  for (size_t t = 0; t < tasks; ++t) {
+    row_lists_[t].clear();
+    list_rows(shape, p.tasks[t], row_lists_[t]);
+    scale_query(shape, p.tasks[t], p.scale, scaled_queries_.data() + t * group * dim);
+  }
+  first_part_.assign(1, 0);
+  for (size_t t = 0; t < tasks; ++t) {
+    const int64_t rows = std::ssize(row_lists_[t]);
+    first_part_.push_back(first_part_.back() + std::max<int64_t>(1, divide_up(rows, kPartRows)));
+    if (p.rows_read != nullptr) p.rows_read[t] = rows;
+  }
+  const int64_t num_parts = first_part_.back();
+  const int64_t part_floats = int64_t{group} * (2 + dim);
+  partial_.resize(std::max(partial_.size(), static_cast<size_t>(num_parts * part_floats)));
+
+#pragma omp parallel for schedule(dynamic) num_threads(num_threads_)
+  for (int64_t part = 0; part < num_parts; ++part) {
+    const auto t = static_cast<size_t>(
+        std::upper_bound(first_part_.begin(), first_part_.end(), part) - first_part_.begin() - 1);
+    const auto& rows = row_lists_[t];
+    float* max = partial_.data() + part * part_floats;
+    float* sum = max + group;
+    float* acc = sum + group;
+    std::fill_n(max, group, -INFINITY);
+    std::fill_n(sum, int64_t{group} * (1 + dim), 0.0f);
+    const int64_t first = (part - first_part_[t]) * kPartRows;
+    const int64_t last = std::min<int64_t>(first + kPartRows, std::ssize(rows));
+    for (int64_t r = first; r < last; r += kBlockRows) {
+      simd_.attend_rows(shape.type, dim, group, rows.data() + r,
+                        static_cast<int>(std::min<int64_t>(kBlockRows, last - r)),
+                        scaled_queries_.data() + t * group * dim, max, sum, acc);
+    }
+  }
+
+#pragma omp parallel for schedule(static) num_threads(num_threads_) if (tasks >= 8)
+  for (size_t t = 0; t < tasks; ++t) {
+    for (int g = 0; g < group; ++g) {
+      float best = -INFINITY, total = 0;
+      bool nan = false;
+      for (int64_t part = first_part_[t]; part < first_part_[t + 1]; ++part) {
+        const float max = partial_[static_cast<size_t>(part * part_floats + g)];
+        nan = nan || std::isnan(partial_[static_cast<size_t>(part * part_floats + group + g)]);
+        best = std::max(best, max);
+      }
+      float* out = p.tasks[t].out + int64_t{g} * dim;
+      std::fill_n(out, dim, 0.0f);
+      for (int64_t part = first_part_[t]; part < first_part_[t + 1]; ++part) {
+        const float* max = partial_.data() + part * part_floats;
+        if (max[g] == -INFINITY) continue;
+        const float weight = std::exp(max[g] - best);
+        total += weight * max[group + g];
+        const float* acc = max + 2 * group + int64_t{g} * dim;
+        for (int d = 0; d < dim; ++d) out[d] += weight * acc[d];
+      }
+      const float scale = nan ? NAN : 1.0f / total;
+      for (int d = 0; d < dim; ++d) out[d] *= scale;
+      if (p.log_sum_exp != nullptr) {
+        p.log_sum_exp[t * group + g] = nan ? NAN : best + std::log(total);
+      }
+    }
+  }
+}
+
+void CpuOps::full_scores(const FullScoreParams& p) {
+  const KvShape& shape = p.shape;
+  const int group = shape.group_size(), dim = shape.head_dim;
+#pragma omp parallel for schedule(dynamic) num_threads(num_threads_)
+  for (int64_t t = 0; t < p.num_tasks; ++t) {
+    const HeadTask& task = p.tasks[t];
+    std::vector<float> query(static_cast<size_t>(group * dim));
+    scale_query(shape, task, p.scale, query.data());
+    std::vector<float> scores(static_cast<size_t>(group) * kBlockRows);
+    std::vector<double> max(static_cast<size_t>(group), -INFINITY), sum(max.size(), 0.0);
+    for (int64_t first = 0; first < task.context_tokens; first += kBlockRows) {
+      const int count =
+          static_cast<int>(std::min<int64_t>(kBlockRows, task.context_tokens - first));
+      const std::byte* rows[kBlockRows];
+      for (int i = 0; i < count; ++i) {
+        const int64_t token = first + i;
+        rows[i] = task.head->is_resident()
+                      ? task.head->resident + token * shape.row_bytes()
+                      : task.sequence->host_rows[token / kPageTokens] +
+                            (int64_t{task.kv_head} * kPageTokens + token % kPageTokens) *
+                                shape.row_bytes();
+      }
+      simd_.score_rows(shape.type, dim, group, rows, count, query.data(), scores.data());
+      for (int g = 0; g < group; ++g) {
+        const auto at = static_cast<size_t>(g);
+        for (int i = 0; i < count; ++i) {
+          const double s = scores[at * kBlockRows + static_cast<size_t>(i)];
+          if (s > max[at]) {
+            sum[at] = sum[at] * std::exp(max[at] - s) + 1;
+            max[at] = s;
+          } else {
+            sum[at] += std::exp(s - max[at]);
+          }
+        }
+      }
+    }
+    for (int g = 0; g < group; ++g) {
+      const auto at = static_cast<size_t>(g);
+      p.log_sum_exp[t * group + g] = static_cast<float>(max[at] + std::log(sum[at]));
+    }
+  }
+}
+
+}  // namespace clo

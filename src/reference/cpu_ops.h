@@ -1,0 +1,60 @@
+#pragma once
+// Ops on the CPU: the backend of machines without a GPU and the oracle for the kernels. "Device"
+// memory is the device arena; these loops read rows only through the views they are given.
+// Owned by the engine, called from its thread; each call uses `num_threads` OpenMP threads.
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "clo/result.h"
+#include "ops/ops.h"
+#include "reference/simd.h"
+
+namespace clo {
+
+class CpuOps final : public Ops {
+ public:
+  // Requires: num_threads >= 1.
+  explicit CpuOps(int num_threads);
+
+  // head_dim and group size that the loops are cut for. Fails: kUnsupported, naming the limit.
+  static Status supports(const KvShape& shape);
+
+  std::string description() const override;
+  void embed(const EmbedParams& params) override;
+  void rms_norm(const RmsNormParams& params) override;
+  void linear(const LinearParams& params) override;
+  void rotate(const RotateParams& params) override;
+  void gated_silu(const GatedSiluParams& params) override;
+  void append(const AppendParams& params) override;
+  void prefill_attention(const PrefillAttentionParams& params) override;
+  void cosine(const CosineParams& params) override;
+  void select(const SelectParams& params) override;
+  void attend(const AttendParams& params) override;
+  void full_scores(const FullScoreParams& params) override;
+
+  // Bytes of scratch held for weight conversion, packed pages and scores.
+  int64_t scratch_bytes() const;
+  // What scratch_bytes() grows to: largest weight matrix [matrix_rows, matrix_cols], steps of
+  // `step_rows` tokens, `batch` sequences of `context_tokens`.
+  static int64_t scratch_bytes_for(const KvShape& shape, int64_t matrix_rows, int64_t matrix_cols,
+                                   int64_t step_rows, int64_t context_tokens, int64_t batch);
+
+ private:
+  const SimdTable& simd_;
+  int num_threads_;
+  std::vector<float> weight_f32_;                         // one weight matrix widened for a GEMM
+  std::vector<float> packed_keys_, packed_values_;        // one page of every KV head
+  std::vector<float> row_max_, row_sum_;                  // online softmax state of a prefill chunk
+  std::vector<std::vector<float>> tile_;                  // [thread] scores of a tile
+  std::vector<float> scaled_queries_;                     // decode queries times scale
+  std::vector<float> partial_;                            // decode: one (max, sum, acc) per part
+  std::vector<std::vector<const std::byte*>> row_lists_;  // decode: [task] rows attended
+  std::vector<int64_t> first_part_;                       // decode: [task + 1] part numbers
+};
+
+// Bits of one key or query. x [head_dim], out [bits / 64]. scratch [2 * width].
+void encode_row(const SimdTable& simd, const HashParams& hash, const float* x, uint64_t* out,
+                float* scratch);
+
+}  // namespace clo

@@ -1,0 +1,197 @@
+// Choosing sets: cosine against labels, and the num_select best candidates in token order. Among
+// equal scores the lower token wins, so every backend chooses the same set.
+#include <omp.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "base/check.h"
+#include "reference/cpu_ops.h"
+
+namespace clo {
+
+namespace {
+
+// Per-thread buffers, kept between steps so that selection does not allocate.
+struct Scratch {
+  std::vector<uint16_t> distances;
+  std::vector<float> scores;
+  std::vector<float> sorted;
+  std::vector<uint32_t> histogram;
+};
+
+const std::byte* key_row(const KvShape& shape, const HeadTask& task, int64_t token) {
+  if (task.head->is_resident()) return task.head->resident + token * shape.row_bytes();
+  return task.sequence->host_rows[token / kPageTokens] +
+         (int64_t{task.kv_head} * kPageTokens + token % kPageTokens) * shape.row_bytes();
+}
+
+// Calls piece(first token, count, codes) for each page's share of the candidate range.
+template <typename Piece>
+void for_each_page(const SelectTask& task, int words, const Piece& piece) {
+  for (int64_t t = task.first_candidate; t < task.end_candidate;) {
+    const int64_t page = t / kPageTokens;
+    const int64_t last = std::min((page + 1) * kPageTokens, task.end_candidate);
+    const uint64_t* codes = task.head.sequence->device_codes[page] +
+                            (int64_t{task.head.kv_head} * kPageTokens + t % kPageTokens) * words;
+    piece(t, last - t, codes);
+    t = last;
+  }
+}
+
+void select_hash(const SimdTable& simd, const KvShape& shape, const SelectTask& task,
+                 Scratch& scratch) {
+  const int group = shape.group_size(), words = shape.code_words();
+  uint64_t queries[kMaxGroup * kMaxHeadDim / 64];
+  float transform[kMaxHeadDim];
+  for (int g = 0; g < group; ++g) {
+    encode_row(simd, *task.hash, task.head.query + g * shape.head_dim, queries + g * words,
+               transform);
+  }
+  const int64_t count = task.end_candidate - task.first_candidate;
+  if (std::ssize(scratch.distances) < count) {
+    scratch.distances.resize(static_cast<size_t>(count));
+  }
+  scratch.histogram.assign(static_cast<size_t>(group) * shape.code_bits + 1, 0);
+  for_each_page(task, words, [&](int64_t first, int64_t tokens, const uint64_t* codes) {
+    simd.hamming(codes, words, tokens, queries, group,
+                 scratch.distances.data() + (first - task.first_candidate),
+                 scratch.histogram.data());
+  });
+  // The largest distance still taken, and how many of those at exactly that distance.
+  int64_t left = task.num_select;
+  uint16_t threshold = 0;
+  while (left > scratch.histogram[threshold]) left -= scratch.histogram[threshold++];
+  int32_t* out = task.tokens;
+  for (int64_t i = 0; i < count; ++i) {
+    const uint16_t distance = scratch.distances[static_cast<size_t>(i)];
+    const bool tie = distance == threshold && left > 0;
+    left -= tie;
+    // Written always, kept only when taken: no branch to mispredict. The last write stays inside
+    // the buffer because nothing is written once num_select are taken.
+    if (out == task.tokens + task.num_select) break;
+    *out = static_cast<int32_t>(task.first_candidate + i);
+    out += distance < threshold || tie;
+  }
+  CLO_CHECK(out == task.tokens + task.num_select, out - task.tokens, task.num_select);
+}
+
+// Takes the num_select largest scores; scores[i] belongs to token first_candidate + i.
+void take_largest(const SelectTask& task, Scratch& scratch) {
+  const auto count = static_cast<size_t>(task.end_candidate - task.first_candidate);
+  const auto wanted = static_cast<size_t>(task.num_select);
+  scratch.sorted.assign(scratch.scores.begin(), scratch.scores.begin() + count);
+  std::nth_element(scratch.sorted.begin(), scratch.sorted.begin() + (wanted - 1),
+                   scratch.sorted.end(), std::greater<>());
+  const float threshold = scratch.sorted[wanted - 1];
+  size_t above = 0;
+  for (size_t i = 0; i < count; ++i) above += scratch.scores[i] > threshold;
+  size_t ties = wanted - above;
+  int32_t* out = task.tokens;
+  for (size_t i = 0; i < count && out < task.tokens + wanted; ++i) {
+    const bool tie = scratch.scores[i] == threshold && ties > 0;
+    ties -= tie;
+    if (scratch.scores[i] > threshold || tie) {
+      *out++ = static_cast<int32_t>(task.first_candidate + static_cast<int64_t>(i));
+    }
+  }
+}
+
+void select_exact(const SimdTable& simd, const KvShape& shape, const SelectTask& task, float scale,
+                  Scratch& scratch) {
+  const int group = shape.group_size(), dim = shape.head_dim;
+  const auto count = static_cast<size_t>(task.end_candidate - task.first_candidate);
+  std::vector<float> query(static_cast<size_t>(group * dim));
+  for (int i = 0; i < group * dim; ++i) query[static_cast<size_t>(i)] = task.head.query[i] * scale;
+  std::vector<float> by_head(count * static_cast<size_t>(group));
+  float block[kMaxGroup * kBlockRows];
+  for (size_t first = 0; first < count; first += kBlockRows) {
+    const int here = static_cast<int>(std::min<size_t>(kBlockRows, count - first));
+    const std::byte* rows[kBlockRows];
+    for (int i = 0; i < here; ++i) {
+      rows[i] = key_row(shape, task.head, task.first_candidate + static_cast<int64_t>(first) + i);
+    }
+    simd.score_rows(shape.type, dim, group, rows, here, query.data(), block);
+    for (int g = 0; g < group; ++g) {
+      for (int i = 0; i < here; ++i) {
+        by_head[static_cast<size_t>(g) * count + first + static_cast<size_t>(i)] =
+            block[g * kBlockRows + i];
+      }
+    }
+  }
+  // Sum over the group of each head's softmax over the candidates.
+  scratch.scores.assign(count, 0.0f);
+  for (int g = 0; g < group; ++g) {
+    const float* scores = by_head.data() + static_cast<size_t>(g) * count;
+    const float best = *std::max_element(scores, scores + count);
+    double total = 0;
+    for (size_t i = 0; i < count; ++i) total += std::exp(scores[i] - best);
+    for (size_t i = 0; i < count; ++i) {
+      const float weight = static_cast<float>(std::exp(scores[i] - best) / total);
+      scratch.scores[i] += std::isnan(weight) ? 0.0f : weight;
+    }
+  }
+  take_largest(task, scratch);
+}
+
+void select_random(const SelectTask& task, Scratch& scratch) {
+  const auto count = static_cast<size_t>(task.end_candidate - task.first_candidate);
+  scratch.scores.resize(std::max(scratch.scores.size(), count));
+  for (size_t i = 0; i < count; ++i) {
+    uint64_t z = task.random_seed + 0x9E3779B97F4A7C15u * (i + 1);
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+    scratch.scores[i] = static_cast<float>(z >> 40);
+  }
+  take_largest(task, scratch);
+}
+
+}  // namespace
+
+void CpuOps::cosine(const CosineParams& p) {
+  const int group = p.shape.group_size(), dim = p.shape.head_dim;
+  for (int64_t t = 0; t < p.num_tasks; ++t) {
+    for (int g = 0; g < group; ++g) {
+      const float* q = p.tasks[t].query + g * dim;
+      const float* label = p.tasks[t].head->label + g * dim;
+      float dot = 0, q_norm = 0, label_norm = 0;
+      for (int d = 0; d < dim; ++d) {
+        dot += q[d] * label[d];
+        q_norm += q[d] * q[d];
+        label_norm += label[d] * label[d];
+      }
+      p.cosine[t * group + g] = dot / std::sqrt(q_norm * label_norm);  // 0/0 is NaN: a miss
+    }
+  }
+}
+
+void CpuOps::select(const SelectParams& p) {
+#pragma omp parallel for schedule(dynamic) num_threads(num_threads_)
+  for (int64_t t = 0; t < p.num_tasks; ++t) {
+    const SelectTask& task = p.tasks[t];
+    static thread_local Scratch scratch;
+    const int64_t count = task.end_candidate - task.first_candidate;
+    CLO_CHECK(task.num_select >= 0 && task.num_select <= count, task.num_select, count);
+    if (task.num_select == 0) continue;
+    if (task.num_select == count) {
+      for (int64_t i = 0; i < count; ++i) {
+        task.tokens[i] = static_cast<int32_t>(task.first_candidate + i);
+      }
+      continue;
+    }
+    switch (task.kind) {
+      case SelectKind::kHash:
+        select_hash(simd_, p.shape, task, scratch);
+        break;
+      case SelectKind::kExact:
+        select_exact(simd_, p.shape, task, p.scale, scratch);
+        break;
+      case SelectKind::kRandom:
+        select_random(task, scratch);
+        break;
+    }
+  }
+}
+
+}  // namespace clo

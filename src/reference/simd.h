@@ -1,0 +1,70 @@
+#pragma once
+// The hot loops of the CPU backend behind a table of functions, compiled once per instruction set
+// and chosen at start by what the processor has. Every loop gives the same result for a row
+// whatever else is in its batch. No loop allocates; buffers belong to the caller.
+#include <cstddef>
+#include <cstdint>
+
+#include "tensor/dtype.h"
+
+namespace clo {
+
+// Rows of queries and of keys that the prefill tiles work on at once.
+inline constexpr int kTileQueries = 48;
+inline constexpr int kStripKeys = 16;
+// Largest group size and head size that fixed buffers are cut for; checked when a model loads.
+inline constexpr int kMaxGroup = 64;
+inline constexpr int kMaxHeadDim = 512;
+// Rows in one online-softmax block of decode attention.
+inline constexpr int kBlockRows = 64;
+
+struct SimdTable {
+  const char* name;
+
+  // out[b * out_stride + n] = dot(weight[n], x[b]) (+ bias[n]) (+ out when accumulate), for
+  // n in [first, last). weight [n, cols], x [batch, cols].
+  void (*linear)(DType type, const std::byte* weight, int64_t cols, int64_t first, int64_t last,
+                 const float* x, int64_t batch, const float* bias, float* out, int64_t out_stride,
+                 bool accumulate);
+
+  void (*to_f32)(DType type, const std::byte* source, float* target, int64_t count);
+  void (*from_f32)(DType type, const float* source, std::byte* target, int64_t count);
+
+  // Online softmax of `group` queries over `count` <= kBlockRows token rows.
+  // queries [group, head_dim] already scaled; max, sum [group]; acc [group, head_dim].
+  void (*attend_rows)(DType type, int head_dim, int group, const std::byte* const* rows, int count,
+                      const float* queries, float* max, float* sum, float* acc);
+  // The same, keys only: log-sum-exp without values.
+  void (*score_rows)(DType type, int head_dim, int group, const std::byte* const* rows, int count,
+                     const float* queries, float* scores);  // scores [group, kBlockRows]
+
+  // Prefill: scores[r * keys + c] = dot(query r, key c), queries at `stride`, keys packed in
+  // strips of kStripKeys: [strip][head_dim][kStripKeys]. keys is a multiple of kStripKeys.
+  void (*score_tile)(const float* queries, int64_t stride, int rows, const float* packed_keys,
+                     int head_dim, int keys, float scale, float* scores);
+  // Row r attends keys [0, limit[r]): updates max[r], sum[r], turns scores into weights, scales
+  // out[r] by what the old maximum lost.
+  void (*softmax_tile)(float* scores, int rows, int keys, const int* limit, float* max, float* sum,
+                       float* rescale);
+  // out[r] = out[r] * rescale[r] + sum_c weights[r, c] values[c]; values [keys, head_dim].
+  void (*value_tile)(const float* weights, int rows, int keys, const float* rescale,
+                     const float* values, int head_dim, float* out, int64_t out_stride);
+
+  // distances[t] = sum over group of popcount(code[t] ^ query[g]); counts the histogram too.
+  void (*hamming)(const uint64_t* codes, int words, int64_t count, const uint64_t* queries,
+                  int group, uint16_t* distances, uint32_t* histogram);
+
+  void (*gated_silu)(const float* gate, const float* up, float* out, int64_t count);
+  // In place: the fast Walsh-Hadamard transform of `width` values (a power of two, >= 8).
+  void (*hadamard)(float* x, int width);
+};
+
+const SimdTable& simd_baseline();
+#if defined(__x86_64__)
+const SimdTable& simd_avx2();
+#endif
+
+// The best table for this processor; CLO_SIMD=baseline in the environment forces the plain one.
+const SimdTable& simd_table();
+
+}  // namespace clo

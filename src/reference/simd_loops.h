@@ -1,0 +1,522 @@
+#pragma once
+// The bodies of SimdTable's loops, included by one source file per instruction set. Everything is
+// in an unnamed namespace and nothing but plain C headers is used, so that no code compiled for a
+// newer processor can end up in a function that an older one runs.
+#include <cmath>
+#include <cstring>
+
+#include "reference/simd.h"
+
+namespace clo {
+namespace {
+
+typedef float F8 __attribute__((vector_size(32)));
+typedef int32_t I8 __attribute__((vector_size(32)));
+typedef uint32_t U8 __attribute__((vector_size(32)));
+typedef uint16_t H8 __attribute__((vector_size(16)));
+
+#define CLO_INLINE inline __attribute__((always_inline))
+
+CLO_INLINE F8 load8(const float* p) {
+  F8 v;
+  __builtin_memcpy(&v, p, sizeof v);
+  return v;
+}
+CLO_INLINE void store8(float* p, F8 v) { __builtin_memcpy(p, &v, sizeof v); }
+CLO_INLINE F8 splat8(float x) { return F8{x, x, x, x, x, x, x, x}; }
+
+// Eight bf16 values widened: the high half of an f32 is the bf16.
+CLO_INLINE F8 load8_bf16(const std::byte* p) {
+  H8 half;
+  __builtin_memcpy(&half, p, sizeof half);
+  return (F8)(__builtin_convertvector(half, U8) << 16);
+}
+template <DType T>
+CLO_INLINE F8 load8_as(const std::byte* p) {
+  if constexpr (T == DType::kBF16) return load8_bf16(p);
+  F8 v;
+  __builtin_memcpy(&v, p, sizeof v);
+  return v;
+}
+template <DType T>
+inline constexpr int kBytes = T == DType::kF32 ? 4 : 2;
+
+// Sums of the lanes of eight vectors, as the lanes of one: a fixed tree, so the same on every path.
+CLO_INLINE F8 sum_lanes(const F8* v) {
+  F8 a[4];
+  for (int i = 0; i < 4; ++i) {
+    a[i] = __builtin_shuffle(v[2 * i], v[2 * i + 1], I8{0, 8, 2, 10, 4, 12, 6, 14}) +
+           __builtin_shuffle(v[2 * i], v[2 * i + 1], I8{1, 9, 3, 11, 5, 13, 7, 15});
+  }
+  F8 b[2];
+  for (int i = 0; i < 2; ++i) {
+    b[i] = __builtin_shuffle(a[2 * i], a[2 * i + 1], I8{0, 1, 8, 9, 4, 5, 12, 13}) +
+           __builtin_shuffle(a[2 * i], a[2 * i + 1], I8{2, 3, 10, 11, 6, 7, 14, 15});
+  }
+  return __builtin_shuffle(b[0], b[1], I8{0, 1, 2, 3, 8, 9, 10, 11}) +
+         __builtin_shuffle(b[0], b[1], I8{4, 5, 6, 7, 12, 13, 14, 15});
+}
+CLO_INLINE float sum_lane(F8 v) {
+  const F8 padded[8] = {v, F8{}, F8{}, F8{}, F8{}, F8{}, F8{}, F8{}};
+  return sum_lanes(padded)[0];
+}
+CLO_INLINE F8 max8(F8 a, F8 b) { return a > b ? a : b; }
+CLO_INLINE float max_lane(F8 v) {
+  float best = v[0];
+  for (int i = 1; i < 8; ++i) best = v[i] > best ? v[i] : best;
+  return best;
+}
+
+// exp(x) for x <= 0 (and a little above), relative error below 3e-7; below -87 it is 0.
+// x = n ln2 + r with |r| <= ln2/2; e^r by a polynomial of degree 6, 2^n by the exponent field.
+CLO_INLINE F8 exp8(F8 x) {
+  const F8 low = splat8(-87.0f);
+  const auto below = x < low;
+  x = x < low ? low : x;
+  const F8 magic = splat8(12582912.0f);  // 1.5 * 2^23: rounds to an integer in the low bits
+  const F8 n = (x * splat8(1.44269504f) + magic) - magic;
+  F8 r = x - n * splat8(0.693145752f);
+  r = r - n * splat8(1.42860677e-6f);
+  F8 p = splat8(1.3888889e-3f);
+  p = p * r + splat8(8.3333333e-3f);
+  p = p * r + splat8(4.1666667e-2f);
+  p = p * r + splat8(1.6666667e-1f);
+  p = p * r + splat8(0.5f);
+  p = p * r + splat8(1.0f);
+  p = p * r + splat8(1.0f);
+  const I8 exponent = (__builtin_convertvector(n, I8) + 127) << 23;
+  const F8 value = p * (F8)exponent;
+  return below ? F8{} : value;
+}
+
+// ---- linear -------------------------------------------------------------------------------
+
+// kRows rows of the weight against kBatch rows of x. One chain of eight lanes per output, so an
+// output does not depend on how rows and batch were tiled.
+template <DType T, int kRows, int kBatch>
+CLO_INLINE void linear_tile(const std::byte* weight, int64_t cols, const float* x, float* sums) {
+  F8 acc[kRows][kBatch] = {};
+  const int64_t whole = cols / 8 * 8;
+  for (int64_t c = 0; c < whole; c += 8) {
+    F8 xv[kBatch];
+    for (int b = 0; b < kBatch; ++b) xv[b] = load8(x + b * cols + c);
+    for (int r = 0; r < kRows; ++r) {
+      const F8 w = load8_as<T>(weight + (r * cols + c) * kBytes<T>);
+      for (int b = 0; b < kBatch; ++b) acc[r][b] = acc[r][b] + w * xv[b];
+    }
+  }
+  for (int r = 0; r < kRows; ++r) {
+    for (int b = 0; b < kBatch; ++b) {
+      float sum = sum_lane(acc[r][b]);
+      for (int64_t c = whole; c < cols; ++c) {
+        float w = 0;
+        if constexpr (T == DType::kF32) {
+          __builtin_memcpy(&w, weight + (r * cols + c) * 4, 4);
+        } else {
+          uint16_t bits = 0;
+          __builtin_memcpy(&bits, weight + (r * cols + c) * 2, 2);
+          const uint32_t wide = static_cast<uint32_t>(bits) << 16;
+          __builtin_memcpy(&w, &wide, 4);
+        }
+        sum += w * x[b * cols + c];
+      }
+      sums[r * kBatch + b] = sum;
+    }
+  }
+}
+
+template <DType T, int kRows, int kBatch>
+CLO_INLINE void linear_block(const std::byte* weight, int64_t cols, int64_t n, const float* x,
+                             int64_t b, const float* bias, float* out, int64_t out_stride,
+                             bool accumulate) {
+  float sums[kRows * kBatch];
+  linear_tile<T, kRows, kBatch>(weight + n * cols * kBytes<T>, cols, x + b * cols, sums);
+  for (int r = 0; r < kRows; ++r) {
+    for (int i = 0; i < kBatch; ++i) {
+      float value = sums[r * kBatch + i];
+      if (bias != nullptr) value += bias[n + r];
+      float* target = out + (b + i) * out_stride + n + r;
+      *target = accumulate ? *target + value : value;
+    }
+  }
+}
+
+template <DType T>
+void linear_rows(const std::byte* weight, int64_t cols, int64_t first, int64_t last, const float* x,
+                 int64_t batch, const float* bias, float* out, int64_t out_stride,
+                 bool accumulate) {
+  int64_t n = first;
+#define CLO_ARGS weight, cols, n, x, b, bias, out, out_stride, accumulate
+  if (batch == 1) {
+    constexpr int64_t b = 0;
+    for (; n + 8 <= last; n += 8) linear_block<T, 8, 1>(CLO_ARGS);
+    for (; n < last; ++n) linear_block<T, 1, 1>(CLO_ARGS);
+    return;
+  }
+  for (; n + 2 <= last; n += 2) {
+    int64_t b = 0;
+    for (; b + 4 <= batch; b += 4) linear_block<T, 2, 4>(CLO_ARGS);
+    for (; b < batch; ++b) linear_block<T, 2, 1>(CLO_ARGS);
+  }
+  for (; n < last; ++n) {
+    for (int64_t b = 0; b < batch; ++b) linear_block<T, 1, 1>(CLO_ARGS);
+  }
+#undef CLO_ARGS
+}
+
+void linear(DType type, const std::byte* weight, int64_t cols, int64_t first, int64_t last,
+            const float* x, int64_t batch, const float* bias, float* out, int64_t out_stride,
+            bool accumulate) {
+  if (type == DType::kBF16) {
+    linear_rows<DType::kBF16>(weight, cols, first, last, x, batch, bias, out, out_stride,
+                              accumulate);
+  } else {
+    linear_rows<DType::kF32>(weight, cols, first, last, x, batch, bias, out, out_stride,
+                             accumulate);
+  }
+}
+
+// ---- conversion -----------------------------------------------------------------------------
+
+void to_f32(DType type, const std::byte* source, float* target, int64_t count) {
+  if (type == DType::kF32) {
+    std::memcpy(target, source, static_cast<size_t>(count) * 4);
+    return;
+  }
+  int64_t i = 0;
+  for (; i + 8 <= count; i += 8) store8(target + i, load8_bf16(source + 2 * i));
+  for (; i < count; ++i) {
+    uint16_t bits = 0;
+    __builtin_memcpy(&bits, source + 2 * i, 2);
+    const uint32_t wide = static_cast<uint32_t>(bits) << 16;
+    __builtin_memcpy(target + i, &wide, 4);
+  }
+}
+
+void from_f32(DType type, const float* source, std::byte* target, int64_t count) {
+  if (type == DType::kF32) {
+    std::memcpy(target, source, static_cast<size_t>(count) * 4);
+    return;
+  }
+  for (int64_t i = 0; i < count; ++i) {
+    uint32_t bits = 0;
+    __builtin_memcpy(&bits, source + i, 4);
+    const uint32_t rounded = (bits & 0x7FFFFFFFu) > 0x7F800000u
+                                 ? bits | 0x400000u
+                                 : bits + 0x7FFFu + ((bits >> 16) & 1u);
+    const auto half = static_cast<uint16_t>(rounded >> 16);
+    __builtin_memcpy(target + 2 * i, &half, 2);
+  }
+}
+
+// ---- decode attention -------------------------------------------------------------------------
+
+// scores[g * kBlockRows + r] for kGroup queries at once; rows are loaded and widened once for all.
+template <DType T, int kGroup>
+void score_group(int head_dim, const std::byte* const* rows, int count, const float* queries,
+                 float* scores) {
+  for (int r = 0; r < count; r += 8) {
+    F8 acc[kGroup][8] = {};
+    const int here = count - r < 8 ? count - r : 8;
+    for (int i = 0; i < here; ++i) {
+      const std::byte* key = rows[r + i];
+      for (int d = 0; d < head_dim; d += 8) {
+        const F8 k = load8_as<T>(key + d * kBytes<T>);
+        for (int g = 0; g < kGroup; ++g) {
+          acc[g][i] = acc[g][i] + k * load8(queries + g * head_dim + d);
+        }
+      }
+    }
+    for (int g = 0; g < kGroup; ++g) {
+      float sums[8];
+      store8(sums, sum_lanes(acc[g]));
+      for (int i = 0; i < here; ++i) scores[g * kBlockRows + r + i] = sums[i];
+    }
+  }
+}
+
+template <DType T>
+void score_any(int head_dim, int group, const std::byte* const* rows, int count,
+               const float* queries, float* scores) {
+  int g = 0;
+  for (; g + 4 <= group; g += 4) {
+    score_group<T, 4>(head_dim, rows, count, queries + g * head_dim, scores + g * kBlockRows);
+  }
+  for (; g + 2 <= group; g += 2) {
+    score_group<T, 2>(head_dim, rows, count, queries + g * head_dim, scores + g * kBlockRows);
+  }
+  for (; g < group; ++g) {
+    score_group<T, 1>(head_dim, rows, count, queries + g * head_dim, scores + g * kBlockRows);
+  }
+}
+
+void score_rows(DType type, int head_dim, int group, const std::byte* const* rows, int count,
+                const float* queries, float* scores) {
+  if (type == DType::kBF16) {
+    score_any<DType::kBF16>(head_dim, group, rows, count, queries, scores);
+  } else {
+    score_any<DType::kF32>(head_dim, group, rows, count, queries, scores);
+  }
+}
+
+// acc[g] += sum_r weight[g, r] value[r], kDims values of the head at a time kept in registers.
+template <DType T, int kGroup>
+CLO_INLINE void add_values(int head_dim, int first_dim, const std::byte* const* rows, int count,
+                           const float* weights, float* acc) {
+  constexpr int kVectors = 2;
+  F8 sum[kGroup][kVectors];
+  for (int g = 0; g < kGroup; ++g) {
+    for (int v = 0; v < kVectors; ++v) sum[g][v] = load8(acc + g * head_dim + first_dim + 8 * v);
+  }
+  for (int r = 0; r < count; ++r) {
+    const std::byte* value = rows[r] + (head_dim + first_dim) * kBytes<T>;
+    F8 x[kVectors];
+    for (int v = 0; v < kVectors; ++v) x[v] = load8_as<T>(value + 8 * v * kBytes<T>);
+    for (int g = 0; g < kGroup; ++g) {
+      const F8 w = splat8(weights[g * kBlockRows + r]);
+      for (int v = 0; v < kVectors; ++v) sum[g][v] = sum[g][v] + w * x[v];
+    }
+  }
+  for (int g = 0; g < kGroup; ++g) {
+    for (int v = 0; v < kVectors; ++v) store8(acc + g * head_dim + first_dim + 8 * v, sum[g][v]);
+  }
+}
+
+template <DType T>
+void attend_any(int head_dim, int group, const std::byte* const* rows, int count,
+                const float* queries, float* max, float* sum, float* acc) {
+  alignas(32) float scores[kMaxGroup * kBlockRows];
+  score_any<T>(head_dim, group, rows, count, queries, scores);
+  for (int g = 0; g < group; ++g) {
+    float* s = scores + g * kBlockRows;
+    float best = max[g];
+    for (int r = 0; r < count; ++r) best = s[r] > best ? s[r] : best;
+    const float lost = max[g] == -INFINITY ? 0.0f : exp8(splat8(max[g] - best))[0];
+    for (int r = count; r < (count + 7) / 8 * 8; ++r) s[r] = -INFINITY;
+    F8 total = {};
+    for (int r = 0; r < count; r += 8) {
+      // A NaN score must stay visible: exp8 would clamp it away.
+      const F8 x = load8(s + r) - splat8(best);
+      const F8 e = x == x ? exp8(x) : x;
+      store8(s + r, e);
+      total = total + e;
+    }
+    sum[g] = sum[g] * lost + sum_lane(total);
+    max[g] = best;
+    for (int d = 0; d < head_dim; d += 8) {
+      store8(acc + g * head_dim + d, load8(acc + g * head_dim + d) * splat8(lost));
+    }
+  }
+  for (int d = 0; d < head_dim; d += 16) {
+    int g = 0;
+    for (; g + 4 <= group; g += 4) {
+      add_values<T, 4>(head_dim, d, rows, count, scores + g * kBlockRows, acc + g * head_dim);
+    }
+    for (; g + 2 <= group; g += 2) {
+      add_values<T, 2>(head_dim, d, rows, count, scores + g * kBlockRows, acc + g * head_dim);
+    }
+    for (; g < group; ++g) {
+      add_values<T, 1>(head_dim, d, rows, count, scores + g * kBlockRows, acc + g * head_dim);
+    }
+  }
+}
+
+void attend_rows(DType type, int head_dim, int group, const std::byte* const* rows, int count,
+                 const float* queries, float* max, float* sum, float* acc) {
+  if (type == DType::kBF16) {
+    attend_any<DType::kBF16>(head_dim, group, rows, count, queries, max, sum, acc);
+  } else {
+    attend_any<DType::kF32>(head_dim, group, rows, count, queries, max, sum, acc);
+  }
+}
+
+// ---- prefill attention ------------------------------------------------------------------------
+
+// Six query rows by sixteen keys: twelve accumulators, the most that sixteen registers allow.
+template <int kRows>
+CLO_INLINE void score_block(const float* queries, int64_t stride, const float* strip, int head_dim,
+                            float scale, float* scores, int keys) {
+  F8 acc[kRows][2] = {};
+  for (int d = 0; d < head_dim; ++d) {
+    const F8 k0 = load8(strip + d * kStripKeys);
+    const F8 k1 = load8(strip + d * kStripKeys + 8);
+    for (int r = 0; r < kRows; ++r) {
+      const F8 q = splat8(queries[r * stride + d]);
+      acc[r][0] = acc[r][0] + q * k0;
+      acc[r][1] = acc[r][1] + q * k1;
+    }
+  }
+  for (int r = 0; r < kRows; ++r) {
+    store8(scores + r * keys, acc[r][0] * splat8(scale));
+    store8(scores + r * keys + 8, acc[r][1] * splat8(scale));
+  }
+}
+
+void score_tile(const float* queries, int64_t stride, int rows, const float* packed_keys,
+                int head_dim, int keys, float scale, float* scores) {
+  for (int c = 0; c < keys; c += kStripKeys) {
+    const float* strip = packed_keys + static_cast<int64_t>(c) * head_dim;
+    int r = 0;
+    for (; r + 6 <= rows; r += 6) {
+      score_block<6>(queries + r * stride, stride, strip, head_dim, scale, scores + r * keys + c,
+                     keys);
+    }
+    for (; r < rows; ++r) {
+      score_block<1>(queries + r * stride, stride, strip, head_dim, scale, scores + r * keys + c,
+                     keys);
+    }
+  }
+}
+
+void softmax_tile(float* scores, int rows, int keys, const int* limit, float* max, float* sum,
+                  float* rescale) {
+  for (int r = 0; r < rows; ++r) {
+    float* s = scores + static_cast<int64_t>(r) * keys;
+    for (int c = limit[r] < 0 ? 0 : limit[r]; c < keys; ++c) s[c] = -INFINITY;
+    if (limit[r] <= 0) {
+      std::memset(s, 0, sizeof(float) * static_cast<size_t>(keys));
+      rescale[r] = 1;
+      continue;
+    }
+    F8 best8 = load8(s);
+    for (int c = 8; c < keys; c += 8) best8 = max8(load8(s + c), best8);
+    float best = max_lane(best8);
+    if (max[r] > best) best = max[r];
+    F8 total = {};
+    for (int c = 0; c < keys; c += 8) {
+      const F8 x = load8(s + c) - splat8(best);
+      const F8 e = x == x ? exp8(x) : x;
+      store8(s + c, e);
+      total = total + e;
+    }
+    rescale[r] = max[r] == -INFINITY ? 0.0f : exp8(splat8(max[r] - best))[0];
+    sum[r] = sum[r] * rescale[r] + sum_lane(total);
+    max[r] = best;
+  }
+}
+
+template <int kRows>
+CLO_INLINE void value_block(const float* weights, int keys, const float* rescale,
+                            const float* values, int head_dim, float* out, int64_t out_stride) {
+  F8 acc[kRows][2];
+  for (int r = 0; r < kRows; ++r) {
+    acc[r][0] = load8(out + r * out_stride) * splat8(rescale[r]);
+    acc[r][1] = load8(out + r * out_stride + 8) * splat8(rescale[r]);
+  }
+  for (int c = 0; c < keys; ++c) {
+    const F8 v0 = load8(values + static_cast<int64_t>(c) * head_dim);
+    const F8 v1 = load8(values + static_cast<int64_t>(c) * head_dim + 8);
+    for (int r = 0; r < kRows; ++r) {
+      const F8 w = splat8(weights[r * keys + c]);
+      acc[r][0] = acc[r][0] + w * v0;
+      acc[r][1] = acc[r][1] + w * v1;
+    }
+  }
+  for (int r = 0; r < kRows; ++r) {
+    store8(out + r * out_stride, acc[r][0]);
+    store8(out + r * out_stride + 8, acc[r][1]);
+  }
+}
+
+void value_tile(const float* weights, int rows, int keys, const float* rescale, const float* values,
+                int head_dim, float* out, int64_t out_stride) {
+  for (int d = 0; d < head_dim; d += 16) {
+    int r = 0;
+    for (; r + 6 <= rows; r += 6) {
+      value_block<6>(weights + r * keys, keys, rescale + r, values + d, head_dim,
+                     out + r * out_stride + d, out_stride);
+    }
+    for (; r < rows; ++r) {
+      value_block<1>(weights + r * keys, keys, rescale + r, values + d, head_dim,
+                     out + r * out_stride + d, out_stride);
+    }
+  }
+}
+
+// ---- codes --------------------------------------------------------------------------------------
+
+template <int kWords>
+CLO_INLINE void hamming_words(const uint64_t* codes, int64_t count, const uint64_t* queries,
+                              int group, uint16_t* distances, uint32_t* histogram) {
+  for (int64_t t = 0; t < count; ++t) {
+    int64_t distance = 0;
+    for (int g = 0; g < group; ++g) {
+      for (int w = 0; w < kWords; ++w) {
+        distance += __builtin_popcountll(codes[t * kWords + w] ^ queries[g * kWords + w]);
+      }
+    }
+    distances[t] = static_cast<uint16_t>(distance);
+    ++histogram[distance];
+  }
+}
+
+void hamming(const uint64_t* codes, int words, int64_t count, const uint64_t* queries, int group,
+             uint16_t* distances, uint32_t* histogram) {
+  if (words == 2 && group == 2) {
+    hamming_words<2>(codes, count, queries, 2, distances, histogram);
+  } else if (words == 2) {
+    hamming_words<2>(codes, count, queries, group, distances, histogram);
+  } else if (words == 1) {
+    hamming_words<1>(codes, count, queries, group, distances, histogram);
+  } else if (words == 4) {
+    hamming_words<4>(codes, count, queries, group, distances, histogram);
+  } else {
+    for (int64_t t = 0; t < count; ++t) {
+      int64_t distance = 0;
+      for (int g = 0; g < group; ++g) {
+        for (int w = 0; w < words; ++w) {
+          distance += __builtin_popcountll(codes[t * words + w] ^ queries[g * words + w]);
+        }
+      }
+      distances[t] = static_cast<uint16_t>(distance);
+      ++histogram[distance];
+    }
+  }
+}
+
+// ---- small loops --------------------------------------------------------------------------------
+
+void gated_silu(const float* gate, const float* up, float* out, int64_t count) {
+  int64_t i = 0;
+  for (; i + 8 <= count; i += 8) {
+    const F8 g = load8(gate + i);
+    // exp of a non-positive number only: silu(g) = g / (1 + e^-|g|) x (e^-|g| when g < 0).
+    const F8 e = exp8(g < 0 ? g : -g);
+    const F8 sigmoid = (g < 0 ? e : splat8(1.0f)) / (splat8(1.0f) + e);
+    store8(out + i, (g == g ? g * sigmoid : g) * load8(up + i));
+  }
+  for (; i < count; ++i) {
+    const float g = gate[i];
+    out[i] = g / (1.0f + __builtin_expf(-g)) * up[i];
+  }
+}
+
+void hadamard(float* x, int width) {
+  for (int half = width / 2; half >= 8; half /= 2) {
+    for (int base = 0; base < width; base += 2 * half) {
+      for (int i = 0; i < half; i += 8) {
+        const F8 a = load8(x + base + i), b = load8(x + base + half + i);
+        store8(x + base + i, a + b);
+        store8(x + base + half + i, a - b);
+      }
+    }
+  }
+  for (int i = 0; i < width; i += 8) {
+    F8 v = load8(x + i);
+    F8 s = __builtin_shuffle(v, I8{4, 5, 6, 7, 0, 1, 2, 3});
+    v = s + (F8)((U8)v ^ U8{0, 0, 0, 0, 1u << 31, 1u << 31, 1u << 31, 1u << 31});
+    s = __builtin_shuffle(v, I8{2, 3, 0, 1, 6, 7, 4, 5});
+    v = s + (F8)((U8)v ^ U8{0, 0, 1u << 31, 1u << 31, 0, 0, 1u << 31, 1u << 31});
+    s = __builtin_shuffle(v, I8{1, 0, 3, 2, 5, 4, 7, 6});
+    v = s + (F8)((U8)v ^ U8{0, 1u << 31, 0, 1u << 31, 0, 1u << 31, 0, 1u << 31});
+    store8(x + i, v);
+  }
+}
+
+constexpr SimdTable make_table(const char* name) {
+  return SimdTable{name,       linear,       to_f32,     from_f32, attend_rows, score_rows,
+                   score_tile, softmax_tile, value_tile, hamming,  gated_silu,  hadamard};
+}
+
+}  // namespace
+}  // namespace clo

@@ -1,0 +1,39 @@
+#pragma once
+// The CLO reuse rule: may a head keep the set it has? The query of each step is compared with the
+// label, the query that chose the set; only a miss replaces the label, so drift is bounded.
+// Pure functions. Source: arXiv 2511.14510 (threshold by importance), as reconstructed in docs.
+#include <cstdint>
+#include <span>
+
+#include "clo/policy.h"
+
+namespace clo {
+
+// tau of a query head with importance s in [0, 1]: the angle is interpolated between acos(eta)
+// for s = 1 (strict) and pi for s = 0 (always a hit). A plain threshold is the same for all.
+double head_threshold(const PolicyOptions& policy, float importance);
+
+// Whether the cosines of one group's query heads allow the set to stay. A NaN is a miss; a
+// threshold above 1 is always a miss, -1 always a hit.
+//   mean      mean cosine against tau of the mean importance
+//   weighted  importance-weighted mean cosine against tau of the largest importance
+//   all       each query head against its own tau
+bool similar_enough(const PolicyOptions& policy, std::span<const float> cosine,
+                    std::span<const float> importance);
+
+// Why a set is kept or chosen again; counted apart in reports.
+enum class Decision : uint8_t { kHit, kMiss, kAged, kIncomplete };
+
+struct SetHistory {
+  bool has_label = false;
+  int64_t label_length = 0;    // context length when the set was chosen
+  int64_t candidates_end = 0;  // candidates of that choice
+};
+
+// The decision for a context of `context_tokens`. Beside the cosine: a set older than the maximum
+// label age is chosen again, and so is one that could hold every candidate but lacks some.
+Decision decide(const PolicyOptions& policy, const SetHistory& history, int64_t context_tokens,
+                bool set_covers_candidates, int64_t ring_begin, std::span<const float> cosine,
+                std::span<const float> importance);
+
+}  // namespace clo

@@ -1,0 +1,29 @@
+#pragma once
+// TransferEngine: moves rows from the host store to slots on the device. It sees lists of
+// (source, target) and nothing of the policy that made them. Called from the engine thread.
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+namespace clo {
+
+struct RowMove {
+  const std::byte* source = nullptr;  // a row in the host store
+  std::byte* target = nullptr;        // a row in the device arena
+};
+
+class TransferEngine {
+ public:
+  virtual ~TransferEngine() = default;
+  virtual std::string name() const = 0;
+  // Copies row_bytes for each move. Blocks: until all rows have arrived (an asynchronous engine
+  // says otherwise in its own header).
+  virtual void fetch(std::span<const RowMove> moves, int64_t row_bytes) = 0;
+};
+
+// Plain copies by `num_threads` threads: the engine of the CPU backend.
+std::unique_ptr<TransferEngine> make_memcpy_engine(int num_threads);
+
+}  // namespace clo
