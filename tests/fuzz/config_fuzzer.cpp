@@ -1,14 +1,19 @@
 // Any text as config.json and as generation_config.json: an accepted model has usable dimensions
 // and finite rotary frequencies.
+#include <array>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <random>
 #include <string_view>
 
 #include "base/check.h"
 #include "io/generation_config.h"
 #include "io/model_config.h"
+#include "json_mutation.h"
+
+extern "C" size_t LLVMFuzzerMutate(uint8_t* data, size_t size, size_t max_size);
 
 namespace {
 
@@ -25,11 +30,11 @@ void check_config(const clo::ModelConfig& config) {
 }
 
 #ifdef CLO_FUZZ_PLANTED
-// No seed is like this: a Qwen3 with YaRN that is not truncated and several end tokens.
+// No seed is like this: a Qwen3 with biases and YaRN that is not truncated.
 void planted_bug(const clo::ModelConfig& config) {
   if (config.family == clo::ModelFamily::kQwen3 &&
       config.rope.kind == clo::RopeConfig::Kind::kYarn && !config.rope.truncate &&
-      config.eos_ids.size() >= 2) {
+      config.attention_bias) {
     std::abort();
   }
 }
@@ -55,4 +60,30 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   planted_bug(*config);
 #endif
   return 0;
+}
+
+extern "C" size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t max_size,
+                                          unsigned seed) {
+  constexpr std::array<std::string_view, 18> kFragments = {
+      R"("rope_scaling":{"type":"yarn","factor":4.0},)",
+      R"("rope_parameters":{"rope_type":"linear","factor":2},)",
+      R"("truncate":false,)",
+      R"("mscale":0.7,)",
+      R"("mscale_all_dim":0.5,)",
+      R"("beta_fast":16,)",
+      R"("attention_factor":1.2,)",
+      R"("original_max_position_embeddings":64,)",
+      R"("rope_theta":1e6,)",
+      R"("attention_bias":true,)",
+      R"("mlp_bias":true,)",
+      R"("hidden_act":"silu",)",
+      R"("dtype":"bfloat16",)",
+      R"("layer_types":["full_attention","full_attention"],)",
+      R"("quantization_config":{"quant_method":"awq"},)",
+      R"("temperature":0.7,)",
+      R"("top_k":20,)",
+      R"("eos_token_id":[1,2],)"};
+  std::minstd_rand random(seed);
+  if (random() % 3 != 0) return LLVMFuzzerMutate(data, size, max_size);
+  return clo::insert_json_fragment(data, 0, size, max_size, kFragments, random);
 }
