@@ -28,6 +28,7 @@ struct RecallFlags {
   std::string output;
   int64_t items = 100;
   int64_t first_seed = 0;
+  std::string licence_folder = kLicenceFolder;
   int64_t facts_per_document = 6;
   bool quiet = false;
 };
@@ -238,6 +239,7 @@ Result<int> recall(const RecallFlags& flags) {
     recall_options.context_tokens = context;
     recall_options.items = flags.items;
     recall_options.first_seed = flags.first_seed;
+    recall_options.licence_folder = flags.licence_folder;
     recall_options.facts_per_document = flags.facts_per_document;
     ProgressLine progress(!flags.quiet);
     std::vector<Summary> summaries(policies.size());
@@ -280,6 +282,8 @@ Command add_eval(CLI::App& app) {
   sub->add_option("--context", f.contexts, "Context lengths, such as 4096,16384,32768 (4096)");
   sub->add_option("--items", f.items, "Facts per context length: seeds 0 to N-1 (100)");
   sub->add_option("--first-seed", f.first_seed, "First seed (0): cuts a long run into several");
+  sub->add_option("--licences", f.licence_folder,
+                  "Folder of licence texts (/usr/share/common-licenses)");
   sub->add_option("--facts-per-document", f.facts_per_document,
                   "Facts that share one document and its prefill (6)");
   sub->add_option("--presets", f.presets, "Several presets, such as default,hata");
