@@ -3,6 +3,9 @@
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <exception>
+#include <iostream>
+#include <string>
+#include <vector>
 
 #include "clo/engine.h"
 #include "commands.h"
@@ -15,6 +18,33 @@ int fail(const clo::Error& error) {
   std::fflush(stdout);
   std::fprintf(stderr, "clo: %s\n", error.to_string().c_str());
   return clo::exit_status(error.code);
+}
+
+// What CLI11 found wrong, in the words of the other messages: the culprit first.
+std::string describe_fault(const CLI::App& app, const CLI::ParseError& fault) {
+  const CLI::App* command = &app;
+  std::string path = "clo";
+  while (!command->get_subcommands().empty()) {
+    command = command->get_subcommands().front();
+    path += " " + command->get_name();
+  }
+  const std::string advice = "; " + path + " --help shows what there is";
+  const std::vector<std::string> unknown = command->remaining();
+  std::string name = fault.what();
+  name = name.substr(0, name.find_first_of(": "));
+  if (!unknown.empty() && !dynamic_cast<const CLI::ValidationError*>(&fault)) {
+    const bool is_flag = unknown.front().starts_with('-');
+    return unknown.front() + ": no " + (is_flag ? "option" : "command or argument") + " of " +
+           path + advice;
+  }
+  if (dynamic_cast<const CLI::RequiredError*>(&fault)) {
+    return (name.starts_with('-') ? name + ": is required" : "a command is expected") + advice;
+  }
+  if (dynamic_cast<const CLI::ArgumentMismatch*>(&fault)) {
+    const bool twice = std::string_view(fault.what()).find("At Most") != std::string::npos;
+    return name + (twice ? ": is given more than once" : ": needs a value") + advice;
+  }
+  return fault.what();
 }
 
 }  // namespace
@@ -49,12 +79,18 @@ int main(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    const int status = app.exit(error);
-    return status == 0 ? 0 : 2;
+    if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
+    return fail({clo::ErrorCode::kBadFlag, describe_fault(app, error), ""});
   }
   try {
     const clo::Result<int> status = command();
-    return status ? *status : fail(status.error());
+    std::cout.flush();
+    if (!status) return fail(status.error());
+    // A full disk must not look like an answer.
+    if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0 || !std::cout) {
+      return fail({clo::ErrorCode::kBadFile, "cannot be written", "standard output"});
+    }
+    return *status;
   } catch (const std::bad_alloc&) {
     return fail({clo::ErrorCode::kHostMemory, "out of memory", ""});
   } catch (const std::exception& error) {
