@@ -10,6 +10,7 @@
 #include "commands.h"
 #include "engine/sampler.h"
 #include "flags.h"
+#include "io/tensor_files.h"
 #include "terminal.h"
 #include "text_files.h"
 
@@ -195,6 +196,8 @@ Result<int> run(const RunFlags& flags) {
   options.max_batch = 1;
   options.keep_prefixes = flags.questions.size() > 1 || flags.chat;
 
+  // Before anybody is asked to type a prompt.
+  CLO_TRY(resolve_model_dir(options.model_dir));
   std::string text;
   if (flags.context_file) {
     CLO_ASSIGN(text, read_text(*flags.context_file));

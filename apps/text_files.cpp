@@ -32,12 +32,14 @@ bool read_all(std::istream& stream, std::string& text) {
   return true;
 }
 
-// Where the text of `path` really goes: behind a link, its target.
+// Where the text of `path` really goes: behind links, their target, whether it is there or not.
 std::string target_of(const std::string& path) {
+  std::filesystem::path at = path;
   std::error_code fault;
-  if (!std::filesystem::is_symlink(path, fault)) return path;
-  const auto target = std::filesystem::weakly_canonical(path, fault);
-  return fault ? path : target.string();
+  for (int links = 0; links < 40 && std::filesystem::is_symlink(at, fault); ++links) {
+    at = at.parent_path() / std::filesystem::read_symlink(at, fault);
+  }
+  return at.string();
 }
 
 // A device or pipe is written to; renaming a file over it would replace it.
