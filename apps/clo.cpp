@@ -27,8 +27,8 @@ int fail(const clo::Error& error) {
 // A thread of libgomp that waits for the others spins for some milliseconds before it sleeps. On a
 // machine that others use too, the thread waited for is then often the one that was put aside:
 // with two cores and two busy neighbours decode fell from 280 tokens/s to between 2 and 70. 200
-// turns cost nothing measurable on an idle machine. The library reads the variable when it is
-// loaded, so the program starts itself again; without /proc it goes on as it is.
+// turns cost a few per cent on an idle machine. The library reads the variable when it is loaded,
+// so the program starts itself again; without /proc it goes on as it is.
 void spin_briefly(char** argv) {
   if (std::getenv("GOMP_SPINCOUNT") != nullptr || std::getenv("OMP_WAIT_POLICY") != nullptr) return;
   setenv("GOMP_SPINCOUNT", "200", 0);
