@@ -48,6 +48,7 @@ bool similar_enough(const PolicyOptions& policy, std::span<const float> cosine,
           : static_cast<float>(total_importance / static_cast<double>(cosine.size()));
   const double tau = head_threshold(policy, importance_of_group);
   if (tau <= -1) return true;
+  if (tau > 1) return false;
   if (weights == 0) return true;  // no head of the group matters
   return sum / weights >= tau;
 }
