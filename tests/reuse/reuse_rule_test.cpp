@@ -210,5 +210,12 @@ TEST_F(Decide, ASetThatCanHoldAllIsIncompleteOnceATokenLeavesTheRingUnseen) {
   EXPECT_EQ((*this)(set, 102, false, 91, 1.f), Decision::kHit);
 }
 
+TEST_F(Decide, ASetThatCanHoldAllIsIncompleteWhenItsChoiceLeftSomeOut) {
+  policy_.max_label_age = 10;
+  const SetHistory some{true, 100, 90, false};
+  EXPECT_EQ((*this)(some, 101, true, 80, 1.f), Decision::kIncomplete);
+  EXPECT_EQ((*this)(some, 101, false, 80, 1.f), Decision::kHit);
+}
+
 }  // namespace
 }  // namespace clo
