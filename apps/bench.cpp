@@ -151,10 +151,15 @@ Result<int> decode(const DecodeFlags& flags) {
   const int threads = options.threads > 0 ? options.threads : omp_get_num_procs();
   const double bandwidth = read_bandwidth(threads);
 
-  nlohmann::json head = {{"kind", "run"},          {"bench", "decode"},
-                         {"commit", CLO_COMMIT},   {"model", flags.engine.model},
-                         {"threads", threads},     {"read_bandwidth_bytes_per_s", bandwidth},
-                         {"tokens", flags.tokens}, {"repeats", flags.repeats}};
+  nlohmann::json head = {{"kind", "run"},
+                         {"bench", "decode"},
+                         {"commit", CLO_COMMIT},
+                         {"model", flags.engine.model},
+                         {"command", command_line()},
+                         {"threads", threads},
+                         {"read_bandwidth_bytes_per_s", bandwidth},
+                         {"tokens", flags.tokens},
+                         {"repeats", flags.repeats}};
   std::string lines = head.dump() + "\n";
   std::printf("read bandwidth: %.1f GB/s on %d thread(s)\n", bandwidth / 1e9, threads);
   std::printf("%8s %5s  %-10s %10s %9s %12s %8s %8s %9s %7s\n", "context", "batch", "preset",

@@ -7,6 +7,7 @@
 #include "clo/engine.h"
 #include "commands.h"
 #include "flags.h"
+#include "terminal.h"
 
 namespace {
 
@@ -19,6 +20,7 @@ int fail(const clo::Error& error) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  clo::app::remember_command_line(argc, argv);
   CLI::App app{
       "CLO runs Llama-3, Qwen2.5 and Qwen3 models whose KV cache outgrows the GPU: the full cache "
       "lives in\nhost memory, the device keeps a small cache of it per head, and each step attends "

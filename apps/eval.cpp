@@ -27,6 +27,8 @@ struct RecallFlags {
   std::string against = "dense";
   std::string output;
   int64_t items = 100;
+  int64_t first_seed = 0;
+  std::string licence_folder = kLicenceFolder;
   int64_t facts_per_document = 6;
   bool quiet = false;
 };
@@ -132,11 +134,20 @@ nlohmann::json item_json(int64_t context, const RecallItem& item,
                          {"dense", {{"right", item.dense.right}, {"answer", item.dense.answer}}}};
   for (size_t p = 0; p < policies.size(); ++p) {
     const RecallOutcome& outcome = item.policies[p];
+    const KvCounters& c = outcome.counters;
     json["policies"][policies[p].name] = {{"right", outcome.right},
                                           {"answer", outcome.answer},
                                           {"agreed", outcome.agreed_tokens},
                                           {"compared", outcome.compared_tokens},
-                                          {"mass_kept", outcome.mass_kept}};
+                                          {"kl_sum", outcome.kl_sum},
+                                          {"mass_kept", outcome.mass_kept},
+                                          {"hits", c.hits},
+                                          {"misses", c.misses + c.aged + c.incomplete},
+                                          {"rows_requested", c.rows_requested},
+                                          {"rows_fetched", c.rows_fetched},
+                                          {"row_bytes", outcome.row_bytes},
+                                          {"steps", outcome.decode_steps},
+                                          {"share_attended", outcome.share_attended}};
   }
   return json;
 }
@@ -184,7 +195,7 @@ void print_row(int64_t context, const RecallPolicy& policy, const Summary& s) {
   std::fflush(stdout);
 }
 
-Result<int> recall(const RecallFlags& flags, const std::string& command) {
+Result<int> recall(const RecallFlags& flags) {
   if (flags.against != "dense") {
     return Error{ErrorCode::kBadFlag, "expected dense, found \"" + flags.against + "\"",
                  "--against"};
@@ -192,6 +203,12 @@ Result<int> recall(const RecallFlags& flags, const std::string& command) {
   if (flags.items < 1 || flags.facts_per_document < 1 || flags.facts_per_document > 64) {
     return Error{ErrorCode::kBadFlag, "expected at least 1 item and 1 to 64 facts per document",
                  "--items, --facts-per-document"};
+  }
+  if (flags.first_seed < 0 || flags.first_seed % flags.facts_per_document != 0) {
+    return Error{ErrorCode::kBadFlag,
+                 "expected a multiple of --facts-per-document (a document is run whole), found " +
+                     std::to_string(flags.first_seed),
+                 "--first-seed"};
   }
   CLO_ASSIGN(const std::vector<int64_t> contexts, parse_numbers(flags.contexts, "--context"));
   CLO_ASSIGN(const std::vector<RecallPolicy> policies, policies_of(flags));
@@ -209,9 +226,10 @@ Result<int> recall(const RecallFlags& flags, const std::string& command) {
   nlohmann::json head = {{"kind", "run"},
                          {"commit", CLO_COMMIT},
                          {"version", version()},
-                         {"command", command},
+                         {"command", command_line()},
                          {"model", flags.engine.model},
                          {"items", flags.items},
+                         {"first_seed", flags.first_seed},
                          {"facts_per_document", flags.facts_per_document}};
   std::string lines;
   print_header();
@@ -220,6 +238,8 @@ Result<int> recall(const RecallFlags& flags, const std::string& command) {
     RecallOptions recall_options;
     recall_options.context_tokens = context;
     recall_options.items = flags.items;
+    recall_options.first_seed = flags.first_seed;
+    recall_options.licence_folder = flags.licence_folder;
     recall_options.facts_per_document = flags.facts_per_document;
     ProgressLine progress(!flags.quiet);
     std::vector<Summary> summaries(policies.size());
@@ -261,6 +281,9 @@ Command add_eval(CLI::App& app) {
   f.engine.add_to(*sub, false);
   sub->add_option("--context", f.contexts, "Context lengths, such as 4096,16384,32768 (4096)");
   sub->add_option("--items", f.items, "Facts per context length: seeds 0 to N-1 (100)");
+  sub->add_option("--first-seed", f.first_seed, "First seed (0): cuts a long run into several");
+  sub->add_option("--licences", f.licence_folder,
+                  "Folder of licence texts (/usr/share/common-licenses)");
   sub->add_option("--facts-per-document", f.facts_per_document,
                   "Facts that share one document and its prefill (6)");
   sub->add_option("--presets", f.presets, "Several presets, such as default,hata");
@@ -279,7 +302,7 @@ Command add_eval(CLI::App& app) {
       "codes likewise; agreement and KL (nats) of the next token,\nteacher-forced on the dense "
       "answer; "
       "attention mass kept; hit rate; share of new rows on a miss; bytes fetched.");
-  return [flags] { return recall(*flags, "clo eval recall"); };
+  return [flags] { return recall(*flags); };
 }
 
 }  // namespace clo::app

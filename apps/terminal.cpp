@@ -11,6 +11,7 @@ namespace clo::app {
 namespace {
 
 volatile std::sig_atomic_t interrupts = 0;
+std::string typed_command;
 
 void count_interrupt(int) { interrupts = interrupts + 1; }
 
@@ -30,6 +31,13 @@ std::string duration(double seconds) {
 }
 
 }  // namespace
+
+void remember_command_line(int argc, char** argv) {
+  typed_command.clear();
+  for (int i = 0; i < argc; ++i) typed_command += (i ? " " : "") + std::string(i ? argv[i] : "clo");
+}
+
+const std::string& command_line() { return typed_command; }
 
 bool stderr_is_terminal() { return isatty(STDERR_FILENO) != 0; }
 

@@ -9,6 +9,10 @@
 
 namespace clo::app {
 
+// The command as it was typed, for results that name how they were made.
+void remember_command_line(int argc, char** argv);
+const std::string& command_line();
+
 bool stderr_is_terminal();
 // Bold, when standard output is a terminal and NO_COLOR is not set.
 std::string bold(std::string_view text);

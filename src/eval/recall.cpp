@@ -18,7 +18,7 @@ struct Run {
 };
 
 Result<Run> ask(Engine& engine, const std::string& prompt, const PolicyOptions& policy,
-                const RecallOptions& options, std::vector<int32_t> forced, bool keep_logits) {
+                const RecallOptions& options, std::vector<int32_t> forced) {
   Run run;
   Request request;
   request.messages = {{"user", prompt}};
@@ -29,14 +29,12 @@ Result<Run> ask(Engine& engine, const std::string& prompt, const PolicyOptions& 
     request.stop = {"\n"};
   } else {
     request.max_new_tokens = std::ssize(forced);
-    request.measure_mass = true;
     request.forced_tokens = std::move(forced);
   }
-  if (keep_logits) {
-    request.on_logits = [&](std::span<const float> row) {
-      run.logits.emplace_back(row.begin(), row.end());
-    };
-  }
+  request.measure_mass = policy.select != Select::kNone;
+  request.on_logits = [&](std::span<const float> row) {
+    run.logits.emplace_back(row.begin(), row.end());
+  };
   CLO_ASSIGN(run.response, engine.generate(std::move(request)));
   if (run.response.error) return *run.response.error;
   return run;
@@ -91,7 +89,8 @@ std::vector<RecallItem> make_items(const RecallOptions& options, int64_t documen
   std::vector<RecallItem> items;
   std::set<std::string> keys;
   const int64_t first = document * options.facts_per_document;
-  const int64_t last = std::min(first + options.facts_per_document, options.items);
+  const int64_t last =
+      std::min(first + options.facts_per_document, options.first_seed + options.items);
   for (int64_t seed = first; seed < last; ++seed) {
     RecallItem item;
     item.seed = seed;
@@ -138,22 +137,24 @@ Result<std::vector<RecallItem>> run_recall(
     const std::function<void(const RecallItem&, int64_t done)>& on_item) {
   CLO_ASSIGN(const PolicyOptions dense, preset("dense"));
   std::vector<RecallItem> all;
-  for (int64_t document = 0; std::ssize(all) < options.items; ++document) {
+  for (int64_t document = options.first_seed / options.facts_per_document;
+       std::ssize(all) < options.items; ++document) {
     std::vector<RecallItem> items = make_items(options, document);
     CLO_ASSIGN(const std::string text, make_document(engine, options, items));
     for (RecallItem& item : items) {
       const std::string prompt = text + "\n" + item.fact.question();
-      CLO_ASSIGN(const Run free, ask(engine, prompt, dense, options, {}, true));
+      CLO_ASSIGN(const Run free, ask(engine, prompt, dense, options, {}));
       record(free, item.fact, item.dense);
       item.prompt_tokens = free.response.report.prompt_tokens;
       for (const RecallPolicy& policy : policies) {
         RecallOutcome& outcome = item.policies.emplace_back();
-        CLO_ASSIGN(const Run run, ask(engine, prompt, policy.options, options, {}, false));
+        CLO_ASSIGN(Run run, ask(engine, prompt, policy.options, options, {}));
         record(run, item.fact, outcome);
         if (free.response.tokens.empty()) continue;
-        CLO_ASSIGN(const Run forced,
-                   ask(engine, prompt, policy.options, options, free.response.tokens, true));
-        compare(forced, free.logits, outcome);
+        if (run.response.tokens != free.response.tokens) {
+          CLO_ASSIGN(run, ask(engine, prompt, policy.options, options, free.response.tokens));
+        }
+        compare(run, free.logits, outcome);
       }
       all.push_back(std::move(item));
       if (on_item) on_item(all.back(), std::ssize(all));

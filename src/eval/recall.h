@@ -12,7 +12,8 @@ namespace clo {
 
 struct RecallOptions {
   int64_t context_tokens = 4096;  // prompt and answer together
-  int64_t items = 100;            // seeds 0 to items - 1
+  int64_t first_seed = 0;         // a multiple of facts_per_document
+  int64_t items = 100;            // seeds first_seed to first_seed + items - 1
   int64_t facts_per_document = 6;
   int64_t clear_tokens = 256;  // no fact among the last tokens of a document
   int64_t max_new_tokens = 32;
@@ -28,7 +29,7 @@ struct RecallPolicy {
 struct RecallOutcome {
   std::string answer;
   bool right = false;
-  // Teacher-forced on the dense answer; zero for dense itself.
+  // Teacher-forced on the dense answer (the free run itself when it gave that answer).
   int64_t compared_tokens = 0;
   int64_t agreed_tokens = 0;  // same most likely token
   double kl_sum = 0;          // KL(dense || policy), nats, summed over tokens

@@ -16,15 +16,12 @@ namespace {
 constexpr int64_t kPartRows = 1024;
 
 // Appends the rows a head attends to, in the order sink, set, ring. A set token that is still in
-// the ring is taken from the ring alone.
+// the ring is taken from the ring alone. (A head that attends everything needs no list: its rows
+// are one run.)
 void list_rows(const KvShape& shape, const HeadTask& task, std::vector<const std::byte*>& rows) {
   const HeadCacheView& head = *task.head;
   const int64_t row_bytes = shape.row_bytes();
   const int64_t context = task.context_tokens;
-  if (task.attend_all) {
-    for (int64_t t = 0; t < context; ++t) rows.push_back(head.resident + t * row_bytes);
-    return;
-  }
   const int64_t sinks = std::min<int64_t>(head.sink_tokens, context);
   const int64_t ring_begin = std::max<int64_t>(sinks, context - head.ring_tokens);
   for (int64_t t = 0; t < sinks; ++t) rows.push_back(fixed_row(shape, head, t, context));
@@ -54,12 +51,13 @@ void CpuOps::attend(const AttendParams& p) {
 #pragma omp parallel for schedule(dynamic) num_threads(num_threads_)
   for (size_t t = 0; t < tasks; ++t) {
     row_lists_[t].clear();
-    list_rows(shape, p.tasks[t], row_lists_[t]);
+    if (!p.tasks[t].attend_all) list_rows(shape, p.tasks[t], row_lists_[t]);
     scale_query(shape, p.tasks[t], p.scale, scaled_queries_.data() + t * group * dim);
   }
   first_part_.assign(1, 0);
   for (size_t t = 0; t < tasks; ++t) {
-    const int64_t rows = std::ssize(row_lists_[t]);
+    const int64_t rows = p.tasks[t].attend_all ? p.tasks[t].context_tokens
+                                               : static_cast<int64_t>(row_lists_[t].size());
     first_part_.push_back(first_part_.back() + std::max<int64_t>(1, divide_up(rows, kPartRows)));
     if (p.rows_read != nullptr) p.rows_read[t] = rows;
   }
@@ -71,17 +69,26 @@ void CpuOps::attend(const AttendParams& p) {
   for (int64_t part = 0; part < num_parts; ++part) {
     const auto t = static_cast<size_t>(
         std::upper_bound(first_part_.begin(), first_part_.end(), part) - first_part_.begin() - 1);
-    const auto& rows = row_lists_[t];
+    const HeadTask& task = p.tasks[t];
+    const int64_t num_rows =
+        task.attend_all ? task.context_tokens : static_cast<int64_t>(row_lists_[t].size());
     float* max = partial_.data() + part * part_floats;
     float* sum = max + group;
     float* acc = sum + group;
     std::fill_n(max, group, -INFINITY);
     std::fill_n(sum, int64_t{group} * (1 + dim), 0.0f);
     const int64_t first = (part - first_part_[t]) * kPartRows;
-    const int64_t last = std::min<int64_t>(first + kPartRows, std::ssize(rows));
+    const int64_t last = std::min(first + kPartRows, num_rows);
+    const std::byte* run[kBlockRows + kRowsAhead];
     for (int64_t r = first; r < last; r += kBlockRows) {
-      simd_.attend_rows(shape.type, dim, group, rows.data() + r,
-                        static_cast<int>(std::min<int64_t>(kBlockRows, last - r)),
+      const int count = static_cast<int>(std::min<int64_t>(kBlockRows, last - r));
+      const int listed = static_cast<int>(std::min<int64_t>(kBlockRows + kRowsAhead, num_rows - r));
+      const std::byte* const* rows = row_lists_[t].data() + r;
+      if (task.attend_all) {
+        for (int i = 0; i < listed; ++i) run[i] = task.head->resident + (r + i) * shape.row_bytes();
+        rows = run;
+      }
+      simd_.attend_rows(shape.type, dim, group, rows, count, listed,
                         scaled_queries_.data() + t * group * dim, max, sum, acc);
     }
   }

@@ -17,6 +17,10 @@ inline constexpr int kMaxGroup = 64;
 inline constexpr int kMaxHeadDim = 512;
 // Rows in one online-softmax block of decode attention.
 inline constexpr int kBlockRows = 64;
+// Rows that are asked for ahead of the one being read, and rows scored before their values are
+// added.
+inline constexpr int kRowsAhead = 16;
+inline constexpr int kRunRows = 16;
 
 struct SimdTable {
   const char* name;
@@ -30,10 +34,11 @@ struct SimdTable {
   void (*to_f32)(DType type, const std::byte* source, float* target, int64_t count);
   void (*from_f32)(DType type, const float* source, std::byte* target, int64_t count);
 
-  // Online softmax of `group` queries over `count` <= kBlockRows token rows.
+  // Online softmax of `group` queries over `count` <= kBlockRows token rows. rows[count, listed)
+  // are read next: their lines are asked for early.
   // queries [group, head_dim] already scaled; max, sum [group]; acc [group, head_dim].
   void (*attend_rows)(DType type, int head_dim, int group, const std::byte* const* rows, int count,
-                      const float* queries, float* max, float* sum, float* acc);
+                      int listed, const float* queries, float* max, float* sum, float* acc);
   // The same, keys only: log-sum-exp without values.
   void (*score_rows)(DType type, int head_dim, int group, const std::byte* const* rows, int count,
                      const float* queries, float* scores);  // scores [group, kBlockRows]

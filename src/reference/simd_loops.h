@@ -6,88 +6,10 @@
 #include <cstring>
 
 #include "reference/simd.h"
+#include "reference/simd_vectors.h"
 
 namespace clo {
 namespace {
-
-typedef float F8 __attribute__((vector_size(32)));
-typedef int32_t I8 __attribute__((vector_size(32)));
-typedef uint32_t U8 __attribute__((vector_size(32)));
-typedef uint16_t H8 __attribute__((vector_size(16)));
-
-#define CLO_INLINE inline __attribute__((always_inline))
-
-CLO_INLINE F8 load8(const float* p) {
-  F8 v;
-  __builtin_memcpy(&v, p, sizeof v);
-  return v;
-}
-CLO_INLINE void store8(float* p, F8 v) { __builtin_memcpy(p, &v, sizeof v); }
-CLO_INLINE F8 splat8(float x) { return F8{x, x, x, x, x, x, x, x}; }
-
-// Eight bf16 values widened: the high half of an f32 is the bf16.
-CLO_INLINE F8 load8_bf16(const std::byte* p) {
-  H8 half;
-  __builtin_memcpy(&half, p, sizeof half);
-  return (F8)(__builtin_convertvector(half, U8) << 16);
-}
-template <DType T>
-CLO_INLINE F8 load8_as(const std::byte* p) {
-  if constexpr (T == DType::kBF16) return load8_bf16(p);
-  F8 v;
-  __builtin_memcpy(&v, p, sizeof v);
-  return v;
-}
-template <DType T>
-inline constexpr int kBytes = T == DType::kF32 ? 4 : 2;
-
-// Sums of the lanes of eight vectors, as the lanes of one: a fixed tree, so the same on every path.
-CLO_INLINE F8 sum_lanes(const F8* v) {
-  F8 a[4];
-  for (int i = 0; i < 4; ++i) {
-    a[i] = __builtin_shuffle(v[2 * i], v[2 * i + 1], I8{0, 8, 2, 10, 4, 12, 6, 14}) +
-           __builtin_shuffle(v[2 * i], v[2 * i + 1], I8{1, 9, 3, 11, 5, 13, 7, 15});
-  }
-  F8 b[2];
-  for (int i = 0; i < 2; ++i) {
-    b[i] = __builtin_shuffle(a[2 * i], a[2 * i + 1], I8{0, 1, 8, 9, 4, 5, 12, 13}) +
-           __builtin_shuffle(a[2 * i], a[2 * i + 1], I8{2, 3, 10, 11, 6, 7, 14, 15});
-  }
-  return __builtin_shuffle(b[0], b[1], I8{0, 1, 2, 3, 8, 9, 10, 11}) +
-         __builtin_shuffle(b[0], b[1], I8{4, 5, 6, 7, 12, 13, 14, 15});
-}
-CLO_INLINE float sum_lane(F8 v) {
-  const F8 padded[8] = {v, F8{}, F8{}, F8{}, F8{}, F8{}, F8{}, F8{}};
-  return sum_lanes(padded)[0];
-}
-CLO_INLINE F8 max8(F8 a, F8 b) { return a > b ? a : b; }
-CLO_INLINE float max_lane(F8 v) {
-  float best = v[0];
-  for (int i = 1; i < 8; ++i) best = v[i] > best ? v[i] : best;
-  return best;
-}
-
-// exp(x) for x <= 0 (and a little above), relative error below 3e-7; below -87 it is 0.
-// x = n ln2 + r with |r| <= ln2/2; e^r by a polynomial of degree 6, 2^n by the exponent field.
-CLO_INLINE F8 exp8(F8 x) {
-  const F8 low = splat8(-87.0f);
-  const auto below = x < low;
-  x = x < low ? low : x;
-  const F8 magic = splat8(12582912.0f);  // 1.5 * 2^23: rounds to an integer in the low bits
-  const F8 n = (x * splat8(1.44269504f) + magic) - magic;
-  F8 r = x - n * splat8(0.693145752f);
-  r = r - n * splat8(1.42860677e-6f);
-  F8 p = splat8(1.3888889e-3f);
-  p = p * r + splat8(8.3333333e-3f);
-  p = p * r + splat8(4.1666667e-2f);
-  p = p * r + splat8(1.6666667e-1f);
-  p = p * r + splat8(0.5f);
-  p = p * r + splat8(1.0f);
-  p = p * r + splat8(1.0f);
-  const I8 exponent = (__builtin_convertvector(n, I8) + 127) << 23;
-  const F8 value = p * (F8)exponent;
-  return below ? F8{} : value;
-}
 
 // ---- linear -------------------------------------------------------------------------------
 
@@ -211,27 +133,69 @@ void from_f32(DType type, const float* source, std::byte* target, int64_t count)
 
 // ---- decode attention -------------------------------------------------------------------------
 
-// scores[g * kBlockRows + r] for kGroup queries at once; rows are loaded and widened once for all.
+// One row's lines are asked for while rows before it are read: rows of a set lie anywhere.
+CLO_INLINE void prefetch_row(const std::byte* row, int bytes) {
+  for (int at = 0; at < bytes; at += 64) __builtin_prefetch(row + at);
+}
+
+// kRows rows against kGroup queries: enough independent sums to hide the latency of one, each row
+// widened once for all queries. sums[g][i] gets the lanes of row i. queries: arranged.
+template <DType T, int kGroup, int kRows>
+CLO_INLINE void score_rows_block(int head_dim, const std::byte* const* rows, const float* queries,
+                                 F8 (&sums)[kGroup][8], int first) {
+  F8 acc[kGroup][kRows] = {};
+  for (int d = 0; d < head_dim; d += 16) {
+    F8 q[kGroup][2];
+    for (int g = 0; g < kGroup; ++g) {
+      q[g][0] = load8(queries + g * head_dim + d);
+      q[g][1] = load8(queries + g * head_dim + d + 8);
+    }
+    for (int i = 0; i < kRows; ++i) {
+      F8 k0, k1;
+      load16<T>(rows[i] + d * kBytes<T>, k0, k1);
+      for (int g = 0; g < kGroup; ++g) acc[g][i] = acc[g][i] + k0 * q[g][0];
+      for (int g = 0; g < kGroup; ++g) acc[g][i] = acc[g][i] + k1 * q[g][1];
+    }
+  }
+  for (int g = 0; g < kGroup; ++g) {
+    for (int i = 0; i < kRows; ++i) sums[g][first + i] = acc[g][i];
+  }
+}
+
+// scores[g * kBlockRows + r] for kGroup queries at once.
 template <DType T, int kGroup>
 void score_group(int head_dim, const std::byte* const* rows, int count, const float* queries,
                  float* scores) {
+  constexpr int kRows = kGroup >= 4 ? 2 : 4;
   for (int r = 0; r < count; r += 8) {
-    F8 acc[kGroup][8] = {};
+    F8 sums[kGroup][8];
     const int here = count - r < 8 ? count - r : 8;
-    for (int i = 0; i < here; ++i) {
-      const std::byte* key = rows[r + i];
-      for (int d = 0; d < head_dim; d += 8) {
-        const F8 k = load8_as<T>(key + d * kBytes<T>);
-        for (int g = 0; g < kGroup; ++g) {
-          acc[g][i] = acc[g][i] + k * load8(queries + g * head_dim + d);
-        }
-      }
+    int i = 0;
+    for (; i + kRows <= here; i += kRows) {
+      score_rows_block<T, kGroup, kRows>(head_dim, rows + r + i, queries, sums, i);
+    }
+    for (; i < here; ++i) {
+      score_rows_block<T, kGroup, 1>(head_dim, rows + r + i, queries, sums, i);
+    }
+    for (; i < 8; ++i) {
+      for (int g = 0; g < kGroup; ++g) sums[g][i] = F8{};
     }
     for (int g = 0; g < kGroup; ++g) {
-      float sums[8];
-      store8(sums, sum_lanes(acc[g]));
-      for (int i = 0; i < here; ++i) scores[g * kBlockRows + r + i] = sums[i];
+      float lanes[8];
+      store8(lanes, sum_lanes(sums[g]));
+      for (int j = 0; j < here; ++j) scores[g * kBlockRows + r + j] = lanes[j];
     }
+  }
+}
+
+// queries in the order of load16.
+template <DType T>
+void arrange_queries(int head_dim, int group, const float* queries, float* arranged) {
+  for (int i = 0; i < group * head_dim; i += 16) {
+    F8 a, b;
+    arrange16<T>(queries + i, a, b);
+    store8(arranged + i, a);
+    store8(arranged + i + 8, b);
   }
 }
 
@@ -253,80 +217,120 @@ void score_any(int head_dim, int group, const std::byte* const* rows, int count,
 void score_rows(DType type, int head_dim, int group, const std::byte* const* rows, int count,
                 const float* queries, float* scores) {
   if (type == DType::kBF16) {
-    score_any<DType::kBF16>(head_dim, group, rows, count, queries, scores);
+    alignas(32) float arranged[kMaxGroup * kMaxHeadDim];
+    arrange_queries<DType::kBF16>(head_dim, group, queries, arranged);
+    score_any<DType::kBF16>(head_dim, group, rows, count, arranged, scores);
   } else {
     score_any<DType::kF32>(head_dim, group, rows, count, queries, scores);
   }
 }
 
-// acc[g] += sum_r weight[g, r] value[r], kDims values of the head at a time kept in registers.
-template <DType T, int kGroup>
+// acc[g] += sum_r weight[g, r] value[r], 16 x kPairs values of the head at a time in registers:
+// eight sums or more run side by side, so that no addition waits for the one before.
+template <DType T, int kGroup, int kPairs>
 CLO_INLINE void add_values(int head_dim, int first_dim, const std::byte* const* rows, int count,
                            const float* weights, float* acc) {
-  constexpr int kVectors = 2;
-  F8 sum[kGroup][kVectors];
+  F8 sum[kGroup][2 * kPairs];
   for (int g = 0; g < kGroup; ++g) {
-    for (int v = 0; v < kVectors; ++v) sum[g][v] = load8(acc + g * head_dim + first_dim + 8 * v);
+    for (int v = 0; v < kPairs; ++v) {
+      arrange16<T>(acc + g * head_dim + first_dim + 16 * v, sum[g][2 * v], sum[g][2 * v + 1]);
+    }
   }
   for (int r = 0; r < count; ++r) {
     const std::byte* value = rows[r] + (head_dim + first_dim) * kBytes<T>;
-    F8 x[kVectors];
-    for (int v = 0; v < kVectors; ++v) x[v] = load8_as<T>(value + 8 * v * kBytes<T>);
+    F8 x[2 * kPairs];
+    for (int v = 0; v < kPairs; ++v) load16<T>(value + 16 * v * kBytes<T>, x[2 * v], x[2 * v + 1]);
     for (int g = 0; g < kGroup; ++g) {
       const F8 w = splat8(weights[g * kBlockRows + r]);
-      for (int v = 0; v < kVectors; ++v) sum[g][v] = sum[g][v] + w * x[v];
+      for (int v = 0; v < 2 * kPairs; ++v) sum[g][v] = sum[g][v] + w * x[v];
     }
   }
   for (int g = 0; g < kGroup; ++g) {
-    for (int v = 0; v < kVectors; ++v) store8(acc + g * head_dim + first_dim + 8 * v, sum[g][v]);
+    for (int v = 0; v < kPairs; ++v) {
+      restore16<T>(sum[g][2 * v], sum[g][2 * v + 1], acc + g * head_dim + first_dim + 16 * v);
+    }
   }
 }
 
+// One run of scores of one query: weights in their place, sum and acc rescaled to the new maximum.
+CLO_INLINE void softmax_run(float* s, int count, float& max, float& sum, float* acc, int head_dim) {
+  float best = max;
+  for (int r = 0; r < count; ++r) best = s[r] > best ? s[r] : best;
+  if (best > max) {
+    const float lost = max == -INFINITY ? 0.0f : exp8(splat8(max - best))[0];
+    sum *= lost;
+    for (int d = 0; d < head_dim; d += 8) store8(acc + d, load8(acc + d) * splat8(lost));
+    max = best;
+  }
+  for (int r = count; r < (count + 7) / 8 * 8; ++r) s[r] = -INFINITY;
+  F8 total = {};
+  for (int r = 0; r < count; r += 8) {
+    // A NaN score must stay visible: exp8 would clamp it away.
+    const F8 x = load8(s + r) - splat8(best);
+    const F8 e = x == x ? exp8(x) : x;
+    store8(s + r, e);
+    total = total + e;
+  }
+  sum += sum_lane(total);
+}
+
 template <DType T>
-void attend_any(int head_dim, int group, const std::byte* const* rows, int count,
-                const float* queries, float* max, float* sum, float* acc) {
-  alignas(32) float scores[kMaxGroup * kBlockRows];
-  score_any<T>(head_dim, group, rows, count, queries, scores);
-  for (int g = 0; g < group; ++g) {
-    float* s = scores + g * kBlockRows;
-    float best = max[g];
-    for (int r = 0; r < count; ++r) best = s[r] > best ? s[r] : best;
-    const float lost = max[g] == -INFINITY ? 0.0f : exp8(splat8(max[g] - best))[0];
-    for (int r = count; r < (count + 7) / 8 * 8; ++r) s[r] = -INFINITY;
-    F8 total = {};
-    for (int r = 0; r < count; r += 8) {
-      // A NaN score must stay visible: exp8 would clamp it away.
-      const F8 x = load8(s + r) - splat8(best);
-      const F8 e = x == x ? exp8(x) : x;
-      store8(s + r, e);
-      total = total + e;
-    }
-    sum[g] = sum[g] * lost + sum_lane(total);
-    max[g] = best;
-    for (int d = 0; d < head_dim; d += 8) {
-      store8(acc + g * head_dim + d, load8(acc + g * head_dim + d) * splat8(lost));
+void add_run(int head_dim, int group, const std::byte* const* rows, int count, const float* scores,
+             float* acc) {
+  int g = 0;
+  for (; g + 4 <= group; g += 4) {
+    for (int d = 0; d < head_dim; d += 16) {
+      add_values<T, 4, 1>(head_dim, d, rows, count, scores + g * kBlockRows, acc + g * head_dim);
     }
   }
-  for (int d = 0; d < head_dim; d += 16) {
-    int g = 0;
-    for (; g + 4 <= group; g += 4) {
-      add_values<T, 4>(head_dim, d, rows, count, scores + g * kBlockRows, acc + g * head_dim);
+  for (; g < group; g += 2) {
+    const bool pair = g + 2 <= group;
+    const float* weights = scores + g * kBlockRows;
+    float* out = acc + g * head_dim;
+    int d = 0;
+    for (; d + 32 <= head_dim; d += 32) {
+      if (pair) {
+        add_values<T, 2, 2>(head_dim, d, rows, count, weights, out);
+      } else {
+        add_values<T, 1, 2>(head_dim, d, rows, count, weights, out);
+      }
     }
-    for (; g + 2 <= group; g += 2) {
-      add_values<T, 2>(head_dim, d, rows, count, scores + g * kBlockRows, acc + g * head_dim);
+    for (; d < head_dim; d += 16) {
+      if (pair) {
+        add_values<T, 2, 1>(head_dim, d, rows, count, weights, out);
+      } else {
+        add_values<T, 1, 1>(head_dim, d, rows, count, weights, out);
+      }
     }
-    for (; g < group; ++g) {
-      add_values<T, 1>(head_dim, d, rows, count, scores + g * kBlockRows, acc + g * head_dim);
+  }
+}
+
+// Rows are taken in runs that stay in the first-level cache, so that V of a row is read right
+// after its K: the two are neighbours in memory.
+template <DType T>
+void attend_any(int head_dim, int group, const std::byte* const* rows, int count, int listed,
+                const float* queries, float* max, float* sum, float* acc) {
+  alignas(32) float scores[kMaxGroup * kBlockRows];
+  alignas(32) float arranged[kMaxGroup * kMaxHeadDim];
+  arrange_queries<T>(head_dim, group, queries, arranged);
+  for (int first = 0; first < count; first += kRunRows) {
+    const int run = count - first < kRunRows ? count - first : kRunRows;
+    for (int i = first + kRowsAhead; i < first + kRowsAhead + run && i < listed; ++i) {
+      prefetch_row(rows[i], 2 * head_dim * kBytes<T>);
     }
+    score_any<T>(head_dim, group, rows + first, run, arranged, scores);
+    for (int g = 0; g < group; ++g)
+      softmax_run(scores + g * kBlockRows, run, max[g], sum[g], acc + g * head_dim, head_dim);
+    add_run<T>(head_dim, group, rows + first, run, scores, acc);
   }
 }
 
 void attend_rows(DType type, int head_dim, int group, const std::byte* const* rows, int count,
-                 const float* queries, float* max, float* sum, float* acc) {
+                 int listed, const float* queries, float* max, float* sum, float* acc) {
   if (type == DType::kBF16) {
-    attend_any<DType::kBF16>(head_dim, group, rows, count, queries, max, sum, acc);
+    attend_any<DType::kBF16>(head_dim, group, rows, count, listed, queries, max, sum, acc);
   } else {
-    attend_any<DType::kF32>(head_dim, group, rows, count, queries, max, sum, acc);
+    attend_any<DType::kF32>(head_dim, group, rows, count, listed, queries, max, sum, acc);
   }
 }
 

@@ -181,8 +181,14 @@ Result<Value> filter_abs(const Value& self, const Arguments&, Work& work) {
   return self.as_int() != nullptr ? self : Value(int64_t{*self.as_bool() ? 1 : 0});
 }
 
+// What map and select walk over: anything that is false counts as empty, as in Jinja.
+Result<Value::ListPtr> iterate_if_true(const Value& value, Work& work) {
+  if (!truthy(value)) return Value::ListPtr(std::make_shared<const List>());
+  return iterate(value, work);
+}
+
 Result<Value> filter_map(const Value& self, const Arguments& arguments, Work& work) {
-  CLO_ASSIGN(const Value::ListPtr list, iterate(self, work));
+  CLO_ASSIGN(const Value::ListPtr list, iterate_if_true(self, work));
   const Builtin* filter = arguments[0] ? find_filter(*arguments[0]->as_text()) : nullptr;
   Arguments passed;
   if (filter == nullptr && !given(arguments, 3))
@@ -212,7 +218,7 @@ Result<Value> filter_map(const Value& self, const Arguments& arguments, Work& wo
 template <bool keeps, bool by_attribute>
 Result<Value> filter_select(const Value& self, const Arguments& arguments, Work& work) {
   constexpr size_t kTest = by_attribute ? 1 : 0;
-  CLO_ASSIGN(const Value::ListPtr list, iterate(self, work));
+  CLO_ASSIGN(const Value::ListPtr list, iterate_if_true(self, work));
   const Builtin* test = arguments[kTest] ? find_test(*arguments[kTest]->as_text()) : nullptr;
   Arguments passed;
   if (test != nullptr) {

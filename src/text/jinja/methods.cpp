@@ -109,6 +109,14 @@ Result<Value> method_find(const Value& self, const Arguments& arguments, Work& w
 }
 
 Result<Value> method_count(const Value& self, const Arguments& arguments, Work& work) {
+  if (const List* list = self.as_list()) {
+    int64_t count = 0;
+    for (const Value& item : list->items) {
+      CLO_ASSIGN(const bool same, equal(item, *arguments[0], work));
+      count += same ? 1 : 0;
+    }
+    return Value(count);
+  }
   CLO_ASSIGN(const std::string_view text, text_of(self, work));
   CLO_ASSIGN(const std::string_view part, text_argument(arguments, 0, work));
   CLO_TRY(work.spend_search(text.size(), part.size()));

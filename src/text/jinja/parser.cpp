@@ -215,7 +215,9 @@ class Parser {
       if (in_.current().is_symbol("|"))
         return in_.unsupported("a filter on a {% set %} block", statement.line);
       if (statement.unpacks) return in_.bad("a {% set %} block has one target", statement.line);
+      ++set_blocks_;
       CLO_ASSIGN(Body block, parse_block({"endset"}));
+      --set_blocks_;
       statement.bodies.push_back(std::move(block));
       in_.take();
     }
@@ -225,8 +227,9 @@ class Parser {
 
   Status parse_macro(Body& body) {
     Statement statement = make(Kind::kMacro);
-    if (loops_ > 0 || in_macro_)
-      return in_.unsupported("a macro inside a loop or macro", statement.line);
+    // There it would see the variables of the place where it stands.
+    if (loops_ > 0 || set_blocks_ > 0 || in_macro_)
+      return in_.unsupported("a macro inside a loop, a {% set %} block or a macro", statement.line);
     in_.take();
     CLO_ASSIGN(statement.text, in_.expect_name());
     assigned_.insert(statement.text);
@@ -259,6 +262,7 @@ class Parser {
   std::set<std::string> assigned_;  // names that a set, loop or macro gives a value
   int depth_ = 0;
   int loops_ = 0;
+  int set_blocks_ = 0;
   bool in_macro_ = false;
 };
 

@@ -1,0 +1,136 @@
+#pragma once
+// Vectors of eight floats for the loops in simd_loops.h: loads of each element type, sums of lanes,
+// exp. Included by one source file per instruction set; everything is in an unnamed namespace.
+#include <cstddef>
+#include <cstdint>
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+#include "tensor/dtype.h"
+
+namespace clo {
+namespace {
+
+typedef float F8 __attribute__((vector_size(32)));
+typedef int32_t I8 __attribute__((vector_size(32)));
+typedef uint32_t U8 __attribute__((vector_size(32)));
+typedef uint16_t H8 __attribute__((vector_size(16)));
+
+#define CLO_INLINE inline __attribute__((always_inline))
+
+CLO_INLINE F8 load8(const float* p) {
+  F8 v;
+  __builtin_memcpy(&v, p, sizeof v);
+  return v;
+}
+CLO_INLINE void store8(float* p, F8 v) { __builtin_memcpy(p, &v, sizeof v); }
+CLO_INLINE F8 splat8(float x) { return F8{x, x, x, x, x, x, x, x}; }
+
+// Eight bf16 values widened: the high half of an f32 is the bf16.
+CLO_INLINE F8 load8_bf16(const std::byte* p) {
+#if defined(__AVX2__)
+  // One widening load; the generic conversion below becomes five instructions here.
+  const __m128i packed = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return (F8)_mm256_slli_epi32(_mm256_cvtepu16_epi32(packed), 16);
+#endif
+  H8 half;
+  __builtin_memcpy(&half, p, sizeof half);
+  return (F8)(__builtin_convertvector(half, U8) << 16);
+}
+template <DType T>
+CLO_INLINE F8 load8_as(const std::byte* p) {
+  if constexpr (T == DType::kBF16) return load8_bf16(p);
+  F8 v;
+  __builtin_memcpy(&v, p, sizeof v);
+  return v;
+}
+// Sixteen values as two vectors. For bf16 these are the even and the odd ones: a shift and a mask,
+// where widening in order would cost two shuffles. arrange16 puts f32 values into the same order
+// and restore16 back, so that products meet and results leave in natural order.
+template <DType T>
+CLO_INLINE void load16(const std::byte* p, F8& a, F8& b) {
+  if constexpr (T == DType::kBF16) {
+    U8 pairs;
+    __builtin_memcpy(&pairs, p, sizeof pairs);
+    a = (F8)(pairs << 16);
+    b = (F8)(pairs & 0xFFFF0000u);
+  } else {
+    __builtin_memcpy(&a, p, sizeof a);
+    __builtin_memcpy(&b, p + sizeof a, sizeof b);
+  }
+}
+template <DType T>
+CLO_INLINE void arrange16(const float* p, F8& a, F8& b) {
+  const F8 low = load8(p), high = load8(p + 8);
+  if constexpr (T == DType::kBF16) {
+    a = __builtin_shuffle(low, high, I8{0, 2, 4, 6, 8, 10, 12, 14});
+    b = __builtin_shuffle(low, high, I8{1, 3, 5, 7, 9, 11, 13, 15});
+  } else {
+    a = low;
+    b = high;
+  }
+}
+template <DType T>
+CLO_INLINE void restore16(F8 a, F8 b, float* p) {
+  if constexpr (T == DType::kBF16) {
+    store8(p, __builtin_shuffle(a, b, I8{0, 8, 1, 9, 2, 10, 3, 11}));
+    store8(p + 8, __builtin_shuffle(a, b, I8{4, 12, 5, 13, 6, 14, 7, 15}));
+  } else {
+    store8(p, a);
+    store8(p + 8, b);
+  }
+}
+template <DType T>
+inline constexpr int kBytes = T == DType::kF32 ? 4 : 2;
+
+// Sums of the lanes of eight vectors, as the lanes of one: a fixed tree, so the same on every path.
+CLO_INLINE F8 sum_lanes(const F8* v) {
+  F8 a[4];
+  for (int i = 0; i < 4; ++i) {
+    a[i] = __builtin_shuffle(v[2 * i], v[2 * i + 1], I8{0, 8, 2, 10, 4, 12, 6, 14}) +
+           __builtin_shuffle(v[2 * i], v[2 * i + 1], I8{1, 9, 3, 11, 5, 13, 7, 15});
+  }
+  F8 b[2];
+  for (int i = 0; i < 2; ++i) {
+    b[i] = __builtin_shuffle(a[2 * i], a[2 * i + 1], I8{0, 1, 8, 9, 4, 5, 12, 13}) +
+           __builtin_shuffle(a[2 * i], a[2 * i + 1], I8{2, 3, 10, 11, 6, 7, 14, 15});
+  }
+  return __builtin_shuffle(b[0], b[1], I8{0, 1, 2, 3, 8, 9, 10, 11}) +
+         __builtin_shuffle(b[0], b[1], I8{4, 5, 6, 7, 12, 13, 14, 15});
+}
+CLO_INLINE float sum_lane(F8 v) {
+  const F8 padded[8] = {v, F8{}, F8{}, F8{}, F8{}, F8{}, F8{}, F8{}};
+  return sum_lanes(padded)[0];
+}
+CLO_INLINE F8 max8(F8 a, F8 b) { return a > b ? a : b; }
+CLO_INLINE float max_lane(F8 v) {
+  float best = v[0];
+  for (int i = 1; i < 8; ++i) best = v[i] > best ? v[i] : best;
+  return best;
+}
+
+// exp(x) for x <= 0 (and a little above), relative error below 3e-7; below -87 it is 0.
+// x = n ln2 + r with |r| <= ln2/2; e^r by a polynomial of degree 6, 2^n by the exponent field.
+CLO_INLINE F8 exp8(F8 x) {
+  const F8 low = splat8(-87.0f);
+  const auto below = x < low;
+  x = x < low ? low : x;
+  const F8 magic = splat8(12582912.0f);  // 1.5 * 2^23: rounds to an integer in the low bits
+  const F8 n = (x * splat8(1.44269504f) + magic) - magic;
+  F8 r = x - n * splat8(0.693145752f);
+  r = r - n * splat8(1.42860677e-6f);
+  F8 p = splat8(1.3888889e-3f);
+  p = p * r + splat8(8.3333333e-3f);
+  p = p * r + splat8(4.1666667e-2f);
+  p = p * r + splat8(1.6666667e-1f);
+  p = p * r + splat8(0.5f);
+  p = p * r + splat8(1.0f);
+  p = p * r + splat8(1.0f);
+  const I8 exponent = (__builtin_convertvector(n, I8) + 127) << 23;
+  const F8 value = p * (F8)exponent;
+  return below ? F8{} : value;
+}
+
+}  // namespace
+}  // namespace clo

@@ -1,0 +1,34 @@
+// Fuzzes the reader of tokenizer.json, and what a tokenizer it accepts does to text.
+// Input: a tokenizer.json, optionally followed by a NUL byte and a text to encode.
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+#include "base/check.h"
+#include "base/utf8.h"
+#include "text/stream_decoder.h"
+#include "text/tokenizer.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  using namespace clo;
+  const std::string_view input(reinterpret_cast<const char*>(data), size);
+  const size_t end = std::min(input.find('\0'), input.size());
+  const auto tokenizer = Tokenizer::parse(input.substr(0, end), "fuzz");
+  if (!tokenizer) return 0;
+  const std::string_view text = end < input.size() ? input.substr(end + 1) : input.substr(0, 256);
+  for (const bool flag : {false, true}) {
+    const auto ids = tokenizer->encode(text, {.add_special_tokens = flag, .parse_special = flag});
+    if (!ids) continue;
+    StreamDecoder stream(*tokenizer, flag);
+    std::string streamed;
+    for (const TokenId id : *ids) {
+      CLO_CHECK(tokenizer->contains(id), id);
+      streamed += stream.push(id);
+    }
+    streamed += stream.flush();
+    CLO_CHECK(streamed == tokenizer->decode(*ids, flag));
+    CLO_CHECK(find_invalid_utf8(streamed) == streamed.size());
+  }
+  return 0;
+}
