@@ -81,7 +81,7 @@ struct Point {
 // One timed run: `batch` sequences of the same document, each with its own question, all decoding
 // together.
 Result<Point> measure(Engine& engine, const std::string& document, const PolicyOptions& policy,
-                      int64_t batch, int64_t tokens, int64_t weight_bytes) {
+                      int64_t batch, int64_t tokens, int64_t weight_bytes, int32_t code_bits) {
   std::vector<RequestId> ids;
   for (int64_t b = 0; b < batch; ++b) {
     Request request;
@@ -113,7 +113,7 @@ Result<Point> measure(Engine& engine, const std::string& document, const PolicyO
                             r.total.corrections + r.total.resident_selections) /
         steps;
     const double per_selection =
-        policy.select == Select::kHash ? static_cast<double>(r.prompt_tokens) * 128 / 8 : 0;
+        policy.select == Select::kHash ? static_cast<double>(r.prompt_tokens) * code_bits / 8 : 0;
     codes += selections * per_selection;
   }
   point.report = responses.back().report;
@@ -183,7 +183,7 @@ Result<int> decode(const DecodeFlags& flags) {
           progress.items(policies[p].first + ", context " + std::to_string(context), repeat + 1,
                          flags.repeats + 1);
           CLO_ASSIGN(points[p], measure(*engine, document, policies[p].second, batch, flags.tokens,
-                                        weight_bytes));
+                                        weight_bytes, options.code_bits));
           if (repeat >= 0) rates[p].push_back(points[p].tokens_per_second);
         }
       }
