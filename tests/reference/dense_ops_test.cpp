@@ -3,7 +3,9 @@
 #include <rapidcheck.h>
 #include <rapidcheck/gtest.h>
 
+#include <cstdlib>
 #include <limits>
+#include <string_view>
 
 #include "reference/cpu_ops.h"
 #include "scene.h"
@@ -270,6 +272,16 @@ TEST(GatedSilu, RowsAreIndependentAndThreadsDoNotMatter) {
   CpuOps(2).gated_silu({x.data(), two.data(), rows, width});
   EXPECT_TRUE(same_bits(one, two));
   for (int64_t i = 0; i < rows * width; ++i) EXPECT_EQ(std::isnan(one[i]), i == 5 * width + 3) << i;
+}
+
+TEST(CpuOps, SaysWhichLoopsAndHowManyThreadsItUses) {
+  const char* wanted = std::getenv("CLO_SIMD");
+  const bool baseline = wanted != nullptr && std::string_view(wanted) == "baseline";
+  EXPECT_EQ(CpuOps(1).description(), std::string("cpu (") + simd_table().name + ", 1 thread)");
+  EXPECT_NE(CpuOps(2).description().find("2 threads"), std::string::npos);
+  if (baseline) {
+    EXPECT_EQ(std::string_view(simd_table().name), "baseline");
+  }
 }
 
 TEST(CpuOps, NamesTheShapesItDoesNotSupport) {
