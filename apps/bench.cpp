@@ -12,6 +12,7 @@
 #include "base/try.h"
 #include "base/units.h"
 #include "commands.h"
+#include "engine/memory.h"
 #include "eval/documents.h"
 #include "flags.h"
 #include "io/model_config.h"
@@ -25,6 +26,7 @@ namespace clo::app {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+constexpr int64_t kQuestionTokens = 64;  // kept free for the question and the chat template
 
 struct DecodeFlags {
   EngineFlags engine;
@@ -81,7 +83,7 @@ struct Point {
 // One timed run: `batch` sequences of the same document, each with its own question, all decoding
 // together.
 Result<Point> measure(Engine& engine, const std::string& document, const PolicyOptions& policy,
-                      int64_t batch, int64_t tokens, int64_t weight_bytes, int32_t code_bits) {
+                      int64_t batch, int64_t tokens, int64_t weight_bytes, int64_t code_bits) {
   std::vector<RequestId> ids;
   for (int64_t b = 0; b < batch; ++b) {
     Request request;
@@ -113,7 +115,7 @@ Result<Point> measure(Engine& engine, const std::string& document, const PolicyO
                             r.total.corrections + r.total.resident_selections) /
         steps;
     const double per_selection =
-        policy.select == Select::kHash ? static_cast<double>(r.prompt_tokens) * code_bits / 8 : 0;
+        policy.select == Select::kHash ? static_cast<double>(r.prompt_tokens * code_bits) / 8 : 0;
     codes += selections * per_selection;
   }
   point.report = responses.back().report;
@@ -127,12 +129,26 @@ Result<Point> measure(Engine& engine, const std::string& document, const PolicyO
   return point;
 }
 
+void print_header(double bandwidth, int threads) {
+  std::printf("read bandwidth: %.1f GB/s on %d thread(s)\n", bandwidth / 1e9, threads);
+  std::printf("%8s %5s  %-10s %10s %9s %12s %8s %8s %9s %7s\n", "context", "batch", "preset",
+              "tokens/s", "x dense", "bytes/token", "GB/s", "of floor", "hit rate", "fetched");
+}
+
 Result<int> decode(const DecodeFlags& flags) {
   CLO_ASSIGN(const std::vector<int64_t> contexts, parse_numbers(flags.contexts, "--context"));
   CLO_ASSIGN(const std::vector<int64_t> batches, parse_numbers(flags.batches, "--batch"));
-  if (flags.tokens < 2 || flags.repeats < 1) {
-    return Error{ErrorCode::kBadFlag, "expected at least 2 tokens and 1 repeat",
-                 "--tokens, --repeats"};
+  if (flags.tokens < 2 || flags.tokens > (1 << 20)) {
+    return Error{ErrorCode::kBadFlag,
+                 "expected 2 to 1048576, found " + std::to_string(flags.tokens), "--tokens"};
+  }
+  if (flags.repeats < 1 || flags.repeats > 1000) {
+    return Error{ErrorCode::kBadFlag, "expected 1 to 1000, found " + std::to_string(flags.repeats),
+                 "--repeats"};
+  }
+  if (const int64_t most = *std::max_element(batches.begin(), batches.end()); most > 512) {
+    return Error{ErrorCode::kBadFlag, "expected 1 to 512, found " + std::to_string(most),
+                 "--batch"};
   }
   std::vector<std::pair<std::string, PolicyOptions>> policies;
   for (const std::string& name : split_list(flags.presets)) {
@@ -143,11 +159,25 @@ Result<int> decode(const DecodeFlags& flags) {
   }
   CLO_ASSIGN(EngineOptions options, flags.engine.resolve());
   options.max_batch = static_cast<int32_t>(*std::max_element(batches.begin(), batches.end()));
+  std::vector<PolicyOptions> all;
+  for (const auto& [name, policy] : policies) all.push_back(policy);
+  options.policy = widest(all);
+  if (!flags.output.empty()) CLO_TRY(check_writable(flags.output));
   CLO_ASSIGN(const std::unique_ptr<Engine> engine, Engine::load(options));
+  // Room for the question, the chat template and at least a page of the document.
+  const int64_t least = flags.tokens + kQuestionTokens + 256;
+  for (const int64_t context : contexts) {
+    if (context >= least && context <= engine->max_context_tokens()) continue;
+    return Error{ErrorCode::kBadFlag,
+                 "expected " + std::to_string(least) + " to " +
+                     std::to_string(engine->max_context_tokens()) + " (the model's limit), found " +
+                     std::to_string(context),
+                 "--context"};
+  }
   CLO_ASSIGN(const auto dir, resolve_model_dir(options.model_dir));
   CLO_ASSIGN(const ModelConfig config, load_model_config(dir));
-  const DType type = options.dtype == WeightType::kF32 ? DType::kF32 : config.dtype;
-  const int64_t weight_bytes = Weights::required_bytes(config, type);
+  CLO_ASSIGN(const KvShape shape, kv_shape(config, options));
+  const int64_t weight_bytes = Weights::required_bytes(config, shape.type);
   const int threads = options.threads > 0 ? options.threads : omp_get_num_procs();
   const double bandwidth = read_bandwidth(threads);
 
@@ -160,10 +190,7 @@ Result<int> decode(const DecodeFlags& flags) {
                          {"read_bandwidth_bytes_per_s", bandwidth},
                          {"tokens", flags.tokens},
                          {"repeats", flags.repeats}};
-  std::string lines = head.dump() + "\n";
-  std::printf("read bandwidth: %.1f GB/s on %d thread(s)\n", bandwidth / 1e9, threads);
-  std::printf("%8s %5s  %-10s %10s %9s %12s %8s %8s %9s %7s\n", "context", "batch", "preset",
-              "tokens/s", "x dense", "bytes/token", "GB/s", "of floor", "hit rate", "fetched");
+  std::string lines = head.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
   const TokenCounter count = [&](std::string_view text) -> Result<int64_t> {
     CLO_ASSIGN(const auto ids, engine->encode(text));
     return std::ssize(ids);
@@ -171,7 +198,7 @@ Result<int> decode(const DecodeFlags& flags) {
   for (const int64_t context : contexts) {
     CLO_ASSIGN(const std::string document,
                plant_facts({}, FillerText::prose(static_cast<uint64_t>(context)),
-                           context - flags.tokens - 64, 0, count));
+                           context - flags.tokens - kQuestionTokens, 0, count));
     for (const int64_t batch : batches) {
       std::vector<std::vector<double>> rates(policies.size());
       std::vector<Point> points(policies.size());
@@ -187,6 +214,7 @@ Result<int> decode(const DecodeFlags& flags) {
           if (repeat >= 0) rates[p].push_back(points[p].tokens_per_second);
         }
       }
+      if (context == contexts.front() && batch == batches.front()) print_header(bandwidth, threads);
       double dense_rate = 0;
       for (size_t p = 0; p < policies.size(); ++p) {
         if (policies[p].first == "dense") dense_rate = median(rates[p]);
@@ -235,8 +263,8 @@ Command add_bench(CLI::App& app) {
   sub->add_option("--context", f.contexts, "Context lengths, such as 4096,16384 (4096)");
   sub->add_option("--preset", f.presets, "Presets to compare (dense,default)");
   sub->add_option("--batch", f.batches, "Sequences at once, such as 1,8 (1)");
-  sub->add_option("--tokens", f.tokens, "Tokens to generate (64)");
-  sub->add_option("--repeats", f.repeats, "Timed runs of each; the median counts (3)");
+  add_value(*sub, "--tokens", f.tokens, "Tokens to generate (64)");
+  add_value(*sub, "--repeats", f.repeats, "Timed runs of each; the median counts (3)");
   sub->add_option("-o,--output", f.output, "Write every point as JSON lines");
   sub->add_flag("--quiet", f.quiet, "No progress line");
   f.policy.add_to(*sub, false);

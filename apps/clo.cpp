@@ -1,8 +1,15 @@
 // clo: one program, several subcommands. Answers go to standard output, all else to standard error.
 // Exit status: 0 done, 2 flags, 3 a bad file or request, 4 not enough memory, 5 device fault.
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
+#include <filesystem>
+#include <iostream>
+#include <string>
+#include <vector>
 
 #include "clo/engine.h"
 #include "commands.h"
@@ -17,9 +24,50 @@ int fail(const clo::Error& error) {
   return clo::exit_status(error.code);
 }
 
+// A thread of libgomp that waits for the others spins for some milliseconds before it sleeps. On a
+// machine that others use too, the thread waited for is then often the one that was put aside:
+// with two cores and two busy neighbours decode fell from 280 tokens/s to between 2 and 70. 200
+// turns cost nothing measurable on an idle machine. The library reads the variable when it is
+// loaded, so the program starts itself again; without /proc it goes on as it is.
+void spin_briefly(char** argv) {
+  if (std::getenv("GOMP_SPINCOUNT") != nullptr || std::getenv("OMP_WAIT_POLICY") != nullptr) return;
+  setenv("GOMP_SPINCOUNT", "200", 0);
+  std::error_code fault;
+  const auto program = std::filesystem::read_symlink("/proc/self/exe", fault);
+  if (!fault) execv(program.c_str(), argv);
+}
+
+// What CLI11 found wrong, in the words of the other messages: the culprit first.
+std::string describe_fault(const CLI::App& app, const CLI::ParseError& fault) {
+  const CLI::App* command = &app;
+  std::string path = "clo";
+  while (!command->get_subcommands().empty()) {
+    command = command->get_subcommands().front();
+    path += " " + command->get_name();
+  }
+  const std::string advice = "; " + path + " --help shows what there is";
+  const std::vector<std::string> unknown = command->remaining();
+  std::string name = fault.what();
+  name = name.substr(0, name.find_first_of(": "));
+  if (!unknown.empty() && !dynamic_cast<const CLI::ValidationError*>(&fault)) {
+    const bool is_flag = unknown.front().starts_with('-');
+    return unknown.front() + ": no " + (is_flag ? "option" : "command or argument") + " of " +
+           path + advice;
+  }
+  if (dynamic_cast<const CLI::RequiredError*>(&fault)) {
+    return (name.starts_with('-') ? name + ": is required" : "a command is expected") + advice;
+  }
+  if (dynamic_cast<const CLI::ArgumentMismatch*>(&fault)) {
+    const bool twice = std::string_view(fault.what()).find("At Most") != std::string::npos;
+    return name + (twice ? ": is given more than once" : ": needs a value") + advice;
+  }
+  return fault.what();
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
+  spin_briefly(argv);
   clo::app::remember_command_line(argc, argv);
   CLI::App app{
       "CLO runs Llama-3, Qwen2.5 and Qwen3 models whose KV cache outgrows the GPU: the full cache "
@@ -49,12 +97,18 @@ int main(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    const int status = app.exit(error);
-    return status == 0 ? 0 : 2;
+    if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
+    return fail({clo::ErrorCode::kBadFlag, describe_fault(app, error), ""});
   }
   try {
     const clo::Result<int> status = command();
-    return status ? *status : fail(status.error());
+    std::cout.flush();
+    if (!status) return fail(status.error());
+    // A full disk must not look like an answer.
+    if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0 || !std::cout) {
+      return fail({clo::ErrorCode::kBadFile, "cannot be written", "standard output"});
+    }
+    return *status;
   } catch (const std::bad_alloc&) {
     return fail({clo::ErrorCode::kHostMemory, "out of memory", ""});
   } catch (const std::exception& error) {

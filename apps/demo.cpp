@@ -9,6 +9,7 @@
 
 #include "base/try.h"
 #include "base/units.h"
+#include "base/utf8.h"
 #include "commands.h"
 #include "eval/documents.h"
 #include "flags.h"
@@ -25,10 +26,11 @@ struct DemoFlags {
   std::optional<std::string> file;
   std::vector<std::string> questions;
   std::optional<uint64_t> seed;
-  int64_t tokens = 24000;
+  std::optional<int64_t> tokens;
   bool quiet = false;
 };
 
+constexpr int64_t kTokens = 24000;  // of the document made without FILE
 constexpr int64_t kAnswerTokens = 32;
 constexpr int64_t kClearTokens = 256;
 
@@ -50,12 +52,27 @@ std::string fixed(double value, int decimals) {
   return text;
 }
 
+std::string percent(double share) {
+  char text[48];
+  std::snprintf(text, sizeof text, "%g %%", 100 * share);
+  return text;
+}
+
+// The start of the UTF-8 character that holds byte `at`.
+size_t start_of_character(const std::string& text, size_t at) {
+  while (at > 0 && (static_cast<unsigned char>(text[at]) & 0xC0) == 0x80) --at;
+  return at;
+}
+
 // The text, or as many of its first lines as fit in `room` tokens.
-Result<std::string> cut_to_fit(const Engine& engine, const std::string& text, int64_t room,
-                               bool& cut) {
+Result<std::string> cut_to_fit(const Engine& engine, std::string text, int64_t room, bool& cut) {
+  // Tokens of text are far shorter than this, and a gigabyte need not be encoded to be cut.
+  constexpr int64_t kMostBytesPerToken = 64;
+  cut = std::ssize(text) > room * kMostBytesPerToken;
+  if (cut) text.resize(start_of_character(text, static_cast<size_t>(room * kMostBytesPerToken)));
   CLO_ASSIGN(const auto all, engine.encode(text));
-  cut = std::ssize(all) > room;
-  if (!cut) return text;
+  cut = cut || std::ssize(all) > room;
+  if (std::ssize(all) <= room) return text;
   // Whole lines from the start, as many as fit; lines' tokens add up only nearly.
   const TokenCounter count = [&](std::string_view piece) -> Result<int64_t> {
     CLO_ASSIGN(const auto ids, engine.encode(piece));
@@ -66,8 +83,7 @@ Result<std::string> cut_to_fit(const Engine& engine, const std::string& text, in
   // One endless line: cut it at a character.
   size_t bytes = text.size();
   while (true) {
-    bytes = bytes * 9 / 10;
-    while (bytes > 0 && (static_cast<unsigned char>(text[bytes]) & 0xC0) == 0x80) --bytes;
+    bytes = start_of_character(text, bytes * 9 / 10);
     CLO_ASSIGN(const int64_t tokens, count(std::string_view(text).substr(0, bytes)));
     if (tokens <= room) return text.substr(0, bytes);
   }
@@ -141,7 +157,31 @@ void print_figures(const std::vector<Column>& columns) {
   });
 }
 
+Status check_flags(const DemoFlags& flags) {
+  if (flags.file && flags.tokens) {
+    return Error{ErrorCode::kBadFlag, "contradict each other: FILE is read as long as it is",
+                 "FILE and --tokens"};
+  }
+  if (flags.tokens && (*flags.tokens < 600 || *flags.tokens > (1 << 24))) {
+    return Error{ErrorCode::kBadFlag,
+                 "expected 600 to 16777216, found " + std::to_string(*flags.tokens), "--tokens"};
+  }
+  for (const std::string& question : flags.questions) {
+    if (question.find_first_not_of(" \t\r\n") == std::string::npos) {
+      return Error{ErrorCode::kBadFlag, "is empty", "--question"};
+    }
+    if (find_invalid_utf8(question) != question.size()) {
+      return Error{ErrorCode::kBadFlag,
+                   "expected UTF-8 text, found an invalid byte at offset " +
+                       std::to_string(find_invalid_utf8(question)),
+                   "--question"};
+    }
+  }
+  return Ok{};
+}
+
 Result<int> demo(const DemoFlags& flags) {
+  CLO_TRY(check_flags(flags));
   CLO_ASSIGN(EngineOptions options, flags.engine.resolve());
   CLO_ASSIGN(options.policy, flags.policy.resolve());
   options.max_batch = 1;
@@ -185,13 +225,17 @@ Result<int> demo(const DemoFlags& flags) {
   }
   // Room for the facts' own lines is kept by plant_facts; here it is only bounded.
   const int64_t most = engine->max_context_tokens() - frame - kAnswerTokens;
-  const int64_t room = flags.file ? most : std::min(flags.tokens, most);
+  const int64_t wanted = flags.tokens.value_or(kTokens);
+  const int64_t room = flags.file ? most : std::min(wanted, most);
   if (room < 1) {
     return Error{ErrorCode::kTooLong, "the questions leave no room for a document", "--question"};
   }
-  bool cut = false;
+  bool cut = !flags.file && wanted > most;
   std::string document;
-  if (facts.empty()) {
+  if (facts.empty() && !flags.file) {
+    CLO_ASSIGN(FillerText filler, FillerText::licences(seed, kLicenceFolder));
+    CLO_ASSIGN(document, plant_facts({}, std::move(filler), room, 0, count));
+  } else if (facts.empty()) {
     CLO_ASSIGN(document, cut_to_fit(*engine, text, room, cut));
   } else {
     FillerText filler = FillerText::prose(seed);
@@ -225,7 +269,7 @@ Result<int> demo(const DemoFlags& flags) {
   columns[1].policy = options.policy;
   columns[1].title = options.policy.set_tokens > 0
                          ? std::to_string(options.policy.set_tokens) + " tokens of KV"
-                         : fixed(100 * options.policy.kv_ratio, 0) + " % of the KV";
+                         : percent(options.policy.kv_ratio) + " of the KV";
   catch_interrupts();
   double reading = 0;
   for (Column& column : columns) {
@@ -267,13 +311,13 @@ Command add_demo(CLI::App& app) {
   auto flags = std::make_shared<DemoFlags>();
   DemoFlags& f = *flags;
   f.engine.add_to(app, false);
-  app.add_option("file", f.file, "Your own text; without it the licence texts of a Debian system");
+  app.add_option("FILE", f.file, "Your own text; without it the licence texts of a Debian system")
+      ->type_name("");
   app.add_option("--question", f.questions,
                  "Your own question; without one, three facts are planted and asked for")
       ->allow_extra_args(false);
-  app.add_option("--seed", f.seed, "Facts, depths and text (random)");
-  app.add_option("--tokens", f.tokens, "Length of the document without FILE (24000)")
-      ->check(CLI::Range(int64_t{600}, int64_t{1} << 24));
+  add_value(app, "--seed", f.seed, "Facts, depths and text (random)");
+  add_value(app, "--tokens", f.tokens, "Length of the document without FILE (24000)");
   app.add_flag("--quiet", f.quiet, "No progress line");
   f.policy.add_to(app);
   app.footer("Dense attention misses some facts too: the model is small, and the seed is random.");

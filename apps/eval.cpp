@@ -33,8 +33,20 @@ struct RecallFlags {
   bool quiet = false;
 };
 
+// A list and the flag that it would override. Fails: kBadFlag when both were given.
+Status check_list(const std::string& list, const char* list_flag, bool given, const char* flag) {
+  if (list.empty() || !given) return Ok{};
+  return Error{ErrorCode::kBadFlag, "contradict each other: the list says which to run; drop one",
+               std::string(list_flag) + " and " + flag};
+}
+
 // The policies to run: every combination of the lists that were given.
 Result<std::vector<RecallPolicy>> policies_of(const RecallFlags& flags) {
+  CLO_TRY(check_list(flags.presets, "--presets", flags.policy.preset.has_value(), "--preset"));
+  CLO_TRY(check_list(flags.selects, "--selects", flags.policy.select.has_value(), "--select"));
+  CLO_TRY(check_list(flags.ratios, "--ratios", flags.policy.kv_ratio.has_value(), "--kv-ratio"));
+  CLO_TRY(
+      check_list(flags.ratios, "--ratios", flags.policy.set_tokens.has_value(), "--set-tokens"));
   std::vector<RecallPolicy> policies;
   const auto list_or = [](const std::string& text, std::string fallback) {
     return text.empty() ? std::vector<std::string>{std::move(fallback)} : split_list(text);
@@ -59,6 +71,12 @@ Result<std::vector<RecallPolicy>> policies_of(const RecallFlags& flags) {
           name += " " + ratio;
         }
         CLO_ASSIGN(PolicyOptions options, one.resolve(preset_name));
+        for (const RecallPolicy& other : policies) {
+          if (other.name == name) {
+            return Error{ErrorCode::kBadFlag, "\"" + name + "\" is named twice",
+                         "--presets, --selects, --ratios"};
+          }
+        }
         policies.push_back({name, options});
       }
     }
@@ -200,9 +218,14 @@ Result<int> recall(const RecallFlags& flags) {
     return Error{ErrorCode::kBadFlag, "expected dense, found \"" + flags.against + "\"",
                  "--against"};
   }
-  if (flags.items < 1 || flags.facts_per_document < 1 || flags.facts_per_document > 64) {
-    return Error{ErrorCode::kBadFlag, "expected at least 1 item and 1 to 64 facts per document",
-                 "--items, --facts-per-document"};
+  if (flags.items < 1 || flags.items > 1'000'000) {
+    return Error{ErrorCode::kBadFlag, "expected 1 to 1000000, found " + std::to_string(flags.items),
+                 "--items"};
+  }
+  if (flags.facts_per_document < 1 || flags.facts_per_document > 64) {
+    return Error{ErrorCode::kBadFlag,
+                 "expected 1 to 64, found " + std::to_string(flags.facts_per_document),
+                 "--facts-per-document"};
   }
   if (flags.first_seed < 0 || flags.first_seed % flags.facts_per_document != 0) {
     return Error{ErrorCode::kBadFlag,
@@ -214,12 +237,16 @@ Result<int> recall(const RecallFlags& flags) {
   CLO_ASSIGN(const std::vector<RecallPolicy> policies, policies_of(flags));
   CLO_ASSIGN(EngineOptions options, flags.engine.resolve());
   options.max_batch = 1;
+  std::vector<PolicyOptions> all;
+  for (const RecallPolicy& policy : policies) all.push_back(policy.options);
+  options.policy = widest(all);
+  if (!flags.output.empty()) CLO_TRY(check_writable(flags.output));
   CLO_ASSIGN(const std::unique_ptr<Engine> engine, Engine::load(options));
   for (const int64_t context : contexts) {
     if (context > engine->max_context_tokens()) {
-      return Error{ErrorCode::kTooLong,
-                   std::to_string(context) + " is beyond the model's limit of " +
-                       std::to_string(engine->max_context_tokens()),
+      return Error{ErrorCode::kBadFlag,
+                   "expected at most " + std::to_string(engine->max_context_tokens()) +
+                       ", the model's limit, found " + std::to_string(context),
                    "--context"};
     }
   }
@@ -232,7 +259,6 @@ Result<int> recall(const RecallFlags& flags) {
                          {"first_seed", flags.first_seed},
                          {"facts_per_document", flags.facts_per_document}};
   std::string lines;
-  print_header();
   std::vector<Summary> totals(policies.size());
   for (const int64_t context : contexts) {
     RecallOptions recall_options;
@@ -243,17 +269,22 @@ Result<int> recall(const RecallFlags& flags) {
     recall_options.facts_per_document = flags.facts_per_document;
     ProgressLine progress(!flags.quiet);
     std::vector<Summary> summaries(policies.size());
-    CLO_ASSIGN(
-        const std::vector<RecallItem> items,
+    auto items =
         run_recall(*engine, recall_options, policies, [&](const RecallItem& item, int64_t done) {
           progress.items("context " + std::to_string(context), done, flags.items);
           for (size_t p = 0; p < policies.size(); ++p) {
             summaries[p].add(item, item.policies[p]);
             totals[p].add(item, item.policies[p]);
           }
-        }));
+        });
     progress.clear();
-    for (const RecallItem& item : items) lines += item_json(context, item, policies).dump() + "\n";
+    if (!items) {
+      Error error = std::move(items).error();
+      if (error.where.empty()) error.where = "context " + std::to_string(context);
+      return error;
+    }
+    if (context == contexts.front()) print_header();
+    for (const RecallItem& item : *items) lines += item_json(context, item, policies).dump() + "\n";
     for (size_t p = 0; p < policies.size(); ++p) {
       print_row(context, policies[p], summaries[p]);
       lines += summary_json(context, policies[p], summaries[p]).dump() + "\n";
@@ -266,7 +297,10 @@ Result<int> recall(const RecallFlags& flags) {
     }
     std::printf("context 0: all contexts together\n");
   }
-  if (!flags.output.empty()) CLO_TRY(write_whole(flags.output, head.dump() + "\n" + lines));
+  if (!flags.output.empty())
+    CLO_TRY(write_whole(
+        flags.output,
+        head.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n" + lines));
   return 0;
 }
 
@@ -280,12 +314,12 @@ Command add_eval(CLI::App& app) {
   RecallFlags& f = *flags;
   f.engine.add_to(*sub, false);
   sub->add_option("--context", f.contexts, "Context lengths, such as 4096,16384,32768 (4096)");
-  sub->add_option("--items", f.items, "Facts per context length: seeds 0 to N-1 (100)");
-  sub->add_option("--first-seed", f.first_seed, "First seed (0): cuts a long run into several");
+  add_value(*sub, "--items", f.items, "Facts per context length: seeds 0 to N-1 (100)");
+  add_value(*sub, "--first-seed", f.first_seed, "First seed (0): cuts a long run into several");
   sub->add_option("--licences", f.licence_folder,
                   "Folder of licence texts (/usr/share/common-licenses)");
-  sub->add_option("--facts-per-document", f.facts_per_document,
-                  "Facts that share one document and its prefill (6)");
+  add_value(*sub, "--facts-per-document", f.facts_per_document,
+            "Facts that share one document and its prefill (6)");
   sub->add_option("--presets", f.presets, "Several presets, such as default,hata");
   sub->add_option("--selects", f.selects, "Several selections, such as exact,hash,random");
   sub->add_option("--ratios", f.ratios, "Several set sizes, such as 0.1,0.05,0.02");

@@ -88,6 +88,18 @@ Result<std::vector<int64_t>> parse_numbers(const std::string& text, const char* 
   return numbers;
 }
 
+PolicyOptions widest(const std::vector<PolicyOptions>& policies) {
+  // Sets that cover everything need more than dense rows do: rows of the ring are held twice.
+  const auto need = [](const PolicyOptions& p) {
+    const bool evicts =
+        p.select != Select::kNone && p.persistent != PolicyOptions::Persistent::kAll;
+    return evicts ? p.kv_ratio : 0;
+  };
+  return *std::max_element(
+      policies.begin(), policies.end(),
+      [&](const PolicyOptions& a, const PolicyOptions& b) { return need(a) < need(b); });
+}
+
 std::string presets_help() {
   std::string text = "Presets (each is these flags; a flag given beside it wins):\n";
   for (const std::string& name : preset_names()) {
@@ -103,7 +115,7 @@ std::string presets_help() {
 void PolicyFlags::add_to(CLI::App& app, bool with_preset) {
   const std::string group = "Policy: which token rows are attended, kept and fetched";
   const auto add = [&](const char* name, auto& target, const char* help) {
-    app.add_option(name, target, help)->group(group);
+    add_value(app, name, target, help)->group(group);
   };
   if (with_preset)
     add("--preset", preset, "Named set of the flags below: default, clo-paper, hata, dense");
@@ -129,6 +141,31 @@ void PolicyFlags::add_to(CLI::App& app, bool with_preset) {
 
 Result<PolicyOptions> PolicyFlags::resolve() const { return resolve(preset.value_or("default")); }
 
+Status PolicyFlags::refuse_with_dense(std::string_view base) const {
+  const bool by_select = select && *select == "none";
+  if (!by_select && (base != "dense" || select)) return Ok{};
+  for (const auto& [given, flag] : {std::pair{kv_ratio.has_value(), "--kv-ratio"},
+                                    {set_tokens.has_value(), "--set-tokens"},
+                                    {threshold.has_value(), "--threshold"},
+                                    {eta.has_value(), "--eta"},
+                                    {importance_exponent.has_value(), "--importance-exponent"},
+                                    {aggregate.has_value(), "--aggregate"},
+                                    {persistent_heads.has_value(), "--persistent-heads"},
+                                    {predict.has_value(), "--predict"},
+                                    {correction.has_value(), "--correction"},
+                                    {fetch.has_value(), "--fetch"},
+                                    {max_label_age.has_value(), "--max-label-age"},
+                                    {sink.has_value(), "--sink"},
+                                    {recent.has_value(), "--recent"},
+                                    {dense_layers.has_value(), "--dense-layers"}}) {
+    if (!given) continue;
+    return Error{ErrorCode::kBadFlag,
+                 "contradict each other: dense attends to every row and selects nothing",
+                 std::string(by_select ? "--select none" : "--preset dense") + " and " + flag};
+  }
+  return Ok{};
+}
+
 Result<PolicyOptions> PolicyFlags::resolve(std::string_view base) const {
   if (threshold && (eta || importance_exponent)) {
     return Error{
@@ -137,6 +174,7 @@ Result<PolicyOptions> PolicyFlags::resolve(std::string_view base) const {
         std::string("--threshold and ") + (eta ? "--eta" : "--importance-exponent")};
   }
   CLO_ASSIGN(PolicyOptions policy, clo::preset(base));
+  CLO_TRY(refuse_with_dense(base));
   if (kv_ratio) policy.kv_ratio = *kv_ratio;
   if (set_tokens) {
     if (*set_tokens < 1) {
@@ -187,48 +225,30 @@ Result<PolicyOptions> PolicyFlags::resolve(std::string_view base) const {
   CLO_TRY(number_or("--max-label-age", max_label_age, "none", 0, policy.max_label_age));
   CLO_TRY(number_or("--dense-layers", dense_layers, "all", -1, policy.dense_layers));
   if (persistent_heads) CLO_TRY(parse_persistent(*persistent_heads, policy));
-  if (base == "dense" && !select) {
-    for (const auto& [given, flag] : {std::pair{kv_ratio.has_value(), "--kv-ratio"},
-                                      {set_tokens.has_value(), "--set-tokens"},
-                                      {threshold.has_value(), "--threshold"},
-                                      {eta.has_value(), "--eta"},
-                                      {predict.has_value(), "--predict"},
-                                      {fetch.has_value(), "--fetch"}}) {
-      if (given) {
-        return Error{ErrorCode::kBadFlag,
-                     "contradict each other: dense attends to every row and selects nothing",
-                     std::string("--preset dense and ") + flag};
-      }
-    }
-  }
   CLO_TRY(validate(policy));
   return policy;
 }
 
 void EngineFlags::add_to(CLI::App& app, bool with_context) {
-  app.add_option("-m,--model", model,
-                 "Model: a Hugging Face directory (safetensors) or hub cache folder")
-      ->required();
-  const std::string group = "Machine";
-  app.add_option("--backend", backend, "auto, cpu or cuda")->group(group);
-  app.add_option("--threads", threads, "CPU threads (all cores)")->group(group);
-  app.add_option("--dtype", dtype, "Weights, KV and products: auto (as the files), f32, bf16")
-      ->group(group);
-  app.add_option("--device-memory,--gpu-memory", device_memory,
-                 "Device budget, such as 24GiB; what is left over keeps heads persistent")
-      ->group(group);
-  app.add_option("--host-memory", host_memory, "Budget of the host store, such as 64GiB")
-      ->group(group);
-  if (with_context) {
-    app.add_option("--context", context, "Longest context in tokens (the model's limit)")
-        ->group(group);
-  }
-  app.add_option("--prefill-chunk", prefill_chunk, "Prompt tokens per prefill step (512)")
-      ->group(group);
-  app.add_option("--bits", bits, "Bits of a key's code (128), a multiple of 64; 0: no codes")
-      ->group(group);
-  app.add_option("--profile", profile, "Head profile: importance, difficulty, trained hash weights")
-      ->group(group);
+  add_value(app, "-m,--model", model,
+            "Model: a Hugging Face directory (safetensors) or hub cache folder")
+      ->required()
+      ->type_name("FOLDER");
+  const auto add = [&](const char* name, auto& target, const char* help) {
+    return add_value(app, name, target, help)->group("Machine");
+  };
+  add("--backend", backend, "auto or cpu (cuda is not part of this build)");
+  add("--threads", threads, "CPU threads (all cores)");
+  add("--dtype", dtype, "Weights, KV and products: auto (as the files), f32, bf16");
+  add("--device-memory,--gpu-memory", device_memory,
+      "Device budget, such as 24GiB; what is left over keeps heads persistent")
+      ->type_name("SIZE");
+  add("--host-memory", host_memory, "Budget of the host store, such as 64GiB")->type_name("SIZE");
+  if (with_context) add("--context", context, "Longest context in tokens (the model's limit)");
+  add("--prefill-chunk", prefill_chunk, "Prompt tokens per prefill step (512)");
+  add("--bits", bits, "Bits of a key's code (128), a multiple of 64; 0: no codes");
+  add("--profile", profile, "Head profile: importance, difficulty, trained hash weights")
+      ->type_name("FILE");
 }
 
 Result<EngineOptions> EngineFlags::resolve() const {
@@ -254,8 +274,11 @@ Result<EngineOptions> EngineFlags::resolve() const {
   CLO_TRY(size("--device-memory", device_memory, options.device_memory_bytes));
   CLO_TRY(size("--host-memory", host_memory, options.host_memory_bytes));
   options.threads = threads;
-  options.max_context_tokens = context;
-  if (prefill_chunk != 0) options.prefill_chunk = prefill_chunk;
+  if (context && *context < 1) {
+    return bad_flag("--context", "at least 1 token", std::to_string(*context));
+  }
+  options.max_context_tokens = context.value_or(0);
+  if (prefill_chunk) options.prefill_chunk = *prefill_chunk;
   if (bits) options.code_bits = *bits;
   options.profile = profile;
   return options;

@@ -10,6 +10,7 @@
 #include "base/try.h"
 #include "base/units.h"
 #include "commands.h"
+#include "engine/checks.h"
 #include "engine/memory.h"
 #include "flags.h"
 #include "io/generation_config.h"
@@ -42,13 +43,15 @@ std::string ids_text(const std::vector<int32_t>& ids) {
   return text.empty() ? "none" : text;
 }
 
-// Checks every expected tensor and names what the model does not use.
-Status print_tensors(const ModelConfig& config, const TensorFiles& files) {
+Status check_tensors(const ModelConfig& config, const TensorFiles& files) {
+  for (const auto& [name, shape] : expected_tensors(config)) CLO_TRY(files.require(name, shape));
+  return Ok{};
+}
+
+// Accounts for every tensor and names what the model does not use.
+void print_tensors(const ModelConfig& config, const TensorFiles& files) {
   std::set<std::string> expected;
-  for (const auto& [name, shape] : expected_tensors(config)) {
-    CLO_TRY(files.require(name, shape));
-    expected.insert(name);
-  }
+  for (const auto& [name, shape] : expected_tensors(config)) expected.insert(name);
   std::vector<std::string> unused;
   for (const std::string& name : files.names()) {
     if (!expected.contains(name)) unused.push_back(name);
@@ -64,7 +67,16 @@ Status print_tensors(const ModelConfig& config, const TensorFiles& files) {
     }
     line("not used", std::to_string(unused.size()) + names + (unused.size() > 3 ? ", ...)" : ")"));
   }
-  return Ok{};
+}
+
+std::string describe_profile(const std::string& path, const HeadProfile& profile) {
+  std::string held;
+  for (const auto& [name, present] : {std::pair{"importance", !profile.importance.empty()},
+                                      {"difficulty", !profile.difficulty.empty()},
+                                      {"hash weights", !profile.hash_weights.empty()}}) {
+    if (present) held += (held.empty() ? ": " : ", ") + std::string(name);
+  }
+  return path + (held.empty() ? ": holds nothing that is used" : held);
 }
 
 void print_plan(const MemoryPlan& plan) {
@@ -85,9 +97,22 @@ Result<int> inspect(const InspectFlags& flags) {
                  "--batch"};
   }
   options.max_batch = flags.batch;
+  CLO_TRY(check_options(options));
   CLO_ASSIGN(const auto dir, resolve_model_dir(options.model_dir));
   CLO_ASSIGN(const ModelConfig config, load_model_config(dir));
+  CLO_TRY(check_context(options, config));
   CLO_ASSIGN(const GenerationConfig generation, load_generation_config(dir, config));
+  CLO_ASSIGN(const TensorFiles files, TensorFiles::open(dir));
+  CLO_TRY(check_tensors(config, files));
+  CLO_ASSIGN(const Tokenizer tokenizer, Tokenizer::load(dir));
+  CLO_TRY(check_vocabulary(tokenizer, config, dir));
+  CLO_ASSIGN(const auto chat_template, ChatTemplate::load(dir));
+  CLO_ASSIGN(const PlanInput input, plan_input(config, options));
+  CLO_TRY(check_policy(options.policy, input.shape));
+  std::optional<HeadProfile> profile;
+  if (!options.profile.empty()) {
+    CLO_ASSIGN(profile, load_profile(options.profile, config, options.code_bits));
+  }
 
   std::cout << bold(dir.string()) << '\n' << std::flush;
   line("architecture", config.architecture + ", " + std::to_string(config.num_layers) +
@@ -100,21 +125,18 @@ Result<int> inspect(const InspectFlags& flags) {
            (config.attention_bias ? ", QKV bias" : "") + (config.qk_norm ? ", QK-norm" : ""));
   line("context", std::to_string(config.max_positions) + " tokens");
   line("rope", describe_rope(config.rope));
-  CLO_ASSIGN(const TensorFiles files, TensorFiles::open(dir));
-  CLO_TRY(print_tensors(config, files));
-  CLO_ASSIGN(const Tokenizer tokenizer, Tokenizer::load(dir));
+  print_tensors(config, files);
   line("tokenizer", tokenizer.description());
-  CLO_ASSIGN(const auto chat_template, ChatTemplate::load(dir));
   line("chat template", chat_template ? "yes" : "none: prompts are taken as they are");
   line("end of sequence", ids_text(generation.eos_ids));
   line("profile id", model_fingerprint(config));
+  if (profile) line("profile", describe_profile(options.profile, *profile));
   line("devices",
        "cuda: not part of this build; cpu: " +
            CpuOps(options.threads > 0 ? options.threads
                                       : static_cast<int>(std::thread::hardware_concurrency()))
                .description());
 
-  CLO_ASSIGN(const PlanInput input, plan_input(config, options));
   std::printf("\n  %s\n  for %lld sequence(s) of %lld tokens, %s per token of KV\n",
               describe(options.policy).c_str(), static_cast<long long>(input.batch),
               static_cast<long long>(input.context_tokens),
@@ -143,9 +165,10 @@ Result<int> inspect(const InspectFlags& flags) {
 Command add_inspect(CLI::App& app) {
   auto flags = std::make_shared<InspectFlags>();
   flags->engine.add_to(app);
-  app.add_option("--batch", flags->batch, "Sequences at once (1)");
+  add_value(app, "--batch", flags->batch, "Sequences at once (1)");
   flags->policy.add_to(app);
-  app.footer("Nothing is loaded or allocated. Exit status 4 when the plan does not fit.");
+  app.footer("Nothing is loaded or allocated. Exit status 4 when the plan does not fit.\n\n" +
+             presets_help());
   return [flags] { return inspect(*flags); };
 }
 

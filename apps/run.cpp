@@ -8,7 +8,9 @@
 #include "base/try.h"
 #include "base/utf8.h"
 #include "commands.h"
+#include "engine/sampler.h"
 #include "flags.h"
+#include "io/tensor_files.h"
 #include "terminal.h"
 #include "text_files.h"
 
@@ -48,6 +50,18 @@ Error contradiction(const std::string& flags, const std::string& why) {
   return Error{ErrorCode::kBadFlag, "contradict each other: " + why, flags};
 }
 
+// Text of the command line goes to the tokenizer as it is.
+Status check_text(const char* flag, const std::string& text) {
+  const size_t invalid = find_invalid_utf8(text);
+  if (invalid != text.size()) {
+    return Error{ErrorCode::kBadFlag,
+                 "expected UTF-8 text, found an invalid byte at offset " + std::to_string(invalid),
+                 flag};
+  }
+  if (text.empty()) return Error{ErrorCode::kBadFlag, "is empty", flag};
+  return Ok{};
+}
+
 Status check_flags(const RunFlags& f) {
   const int sources = f.prompt.has_value() + f.file.has_value() + f.context_file.has_value();
   if (sources > 1) {
@@ -63,11 +77,15 @@ Status check_flags(const RunFlags& f) {
   if (f.context_file && f.questions.empty()) {
     return Error{ErrorCode::kBadFlag, "needs at least one --question", "--context-file"};
   }
-  if (f.chat && f.raw)
+  if (f.chat && f.raw) {
     return contradiction("--chat and --raw", "a conversation needs the template");
+  }
   if (f.chat && f.json) return contradiction("--chat and --json", "a conversation is for people");
   if (f.chat && sources > 0) {
-    return contradiction("--chat and a prompt", "a conversation asks for its lines itself");
+    return contradiction(std::string("--chat and ") + (f.prompt ? "--prompt"
+                                                       : f.file ? "--file"
+                                                                : "--context-file"),
+                         "a conversation reads its lines from standard input");
   }
   if (f.raw && f.system) {
     return contradiction("--raw and --system", "a raw prompt has no turns");
@@ -77,12 +95,18 @@ Status check_flags(const RunFlags& f) {
                  "expected at least 1, found " + std::to_string(f.max_new_tokens),
                  "--max-new-tokens"};
   }
+  if (f.prompt) CLO_TRY(check_text("--prompt", *f.prompt));
+  if (f.system) CLO_TRY(check_text("--system", *f.system));
+  for (const std::string& question : f.questions) CLO_TRY(check_text("--question", question));
+  for (const std::string& stop : f.stop) CLO_TRY(check_text("--stop", stop));
+  if (const auto sampling = f.sampling()) CLO_TRY(validate(*sampling));
   return Ok{};
 }
 
 class Runner {
  public:
-  Runner(const RunFlags& flags, Engine& engine) : flags_(flags), engine_(engine) {}
+  Runner(const RunFlags& flags, Engine& engine, bool raw)
+      : flags_(flags), engine_(engine), raw_(raw) {}
 
   // Asks, streams the answer to standard output, and prints the report.
   Result<Response> ask(Request request, const std::string& question) {
@@ -101,10 +125,14 @@ class Runner {
     }
     CLO_ASSIGN(Response response, engine_.generate(std::move(request)));
     progress.clear();
+    const char* how = flags_.raw ? "as it is (--raw)"
+                      : raw_     ? "as it is (the model has no chat template)"
+                                 : "through the model's chat template";
     if (flags_.json) {
       nlohmann::json json = {{"text", response.text},
                              {"tokens", response.tokens},
                              {"finish_reason", finish_reason_name(response.finish)},
+                             {"chat_template", !raw_},
                              {"report", nlohmann::json::parse(report_json(response.report))}};
       if (!question.empty()) json["question"] = question;
       if (response.error) {
@@ -116,7 +144,8 @@ class Runner {
       if (!response.text.ends_with('\n')) std::cout << '\n';
       std::cout << std::flush;
       if (!flags_.quiet) {
-        std::cerr << "  finish reason         " << finish_reason_name(response.finish) << '\n'
+        std::cerr << "  prompt                " << how << '\n'
+                  << "  finish reason         " << finish_reason_name(response.finish) << '\n'
                   << report_text(response.report);
       }
     }
@@ -137,6 +166,7 @@ class Runner {
         std::cerr << "clo: the line is not valid UTF-8; it was not sent\n";
         continue;
       }
+      if (line.ends_with('\r')) line.pop_back();
       if (line.empty()) continue;
       messages.push_back({"user", line});
       Request request;
@@ -156,6 +186,7 @@ class Runner {
  private:
   const RunFlags& flags_;
   Engine& engine_;
+  const bool raw_;
 };
 
 Result<int> run(const RunFlags& flags) {
@@ -165,23 +196,23 @@ Result<int> run(const RunFlags& flags) {
   options.max_batch = 1;
   options.keep_prefixes = flags.questions.size() > 1 || flags.chat;
 
+  // Before anybody is asked to type a prompt.
+  CLO_TRY(resolve_model_dir(options.model_dir));
   std::string text;
   if (flags.context_file) {
     CLO_ASSIGN(text, read_text(*flags.context_file));
   } else if (flags.prompt) {
     text = *flags.prompt;
-    if (find_invalid_utf8(text) != text.size()) {
-      return Error{ErrorCode::kBadFlag,
-                   "expected UTF-8 text, found an invalid byte at offset " +
-                       std::to_string(find_invalid_utf8(text)),
-                   "--prompt"};
-    }
   } else if (!flags.chat) {
+    if (!flags.quiet && stdin_is_terminal()) {
+      std::cerr << "Type the prompt; ctrl-D ends it. (clo run --help shows other ways.)\n";
+    }
     CLO_ASSIGN(text, read_text(flags.file.value_or("-")));
   }
   if (text.empty() && !flags.chat) {
-    return Error{ErrorCode::kBadRequest, "the prompt is empty: there is nothing to answer",
-                 flags.context_file ? *flags.context_file : flags.file.value_or("")};
+    const std::string source = flags.context_file.value_or(flags.file.value_or("-"));
+    return Error{ErrorCode::kBadRequest, "is empty: there is nothing to answer",
+                 source == "-" ? "standard input" : source};
   }
 
   CLO_ASSIGN(const std::unique_ptr<Engine> engine, Engine::load(options));
@@ -190,13 +221,8 @@ Result<int> run(const RunFlags& flags) {
     return Error{ErrorCode::kUnsupported, "the model has no chat template, so there are no turns",
                  flags.chat ? "--chat" : "--system"};
   }
-  if (!flags.quiet) {
-    std::cerr << (flags.raw ? "prompt as it is (--raw)\n"
-                  : raw     ? "prompt as it is (the model has no chat template)\n"
-                            : "chat template of the model applied\n");
-  }
   catch_interrupts();
-  Runner runner(flags, *engine);
+  Runner runner(flags, *engine, raw);
   if (flags.chat) return runner.converse();
 
   std::vector<std::string> questions = flags.questions;
@@ -211,7 +237,7 @@ Result<int> run(const RunFlags& flags) {
       if (flags.system) request.messages.push_back({"system", *flags.system});
       request.messages.push_back({"user", content});
     }
-    if (questions.size() > 1 && !flags.json) std::cout << bold(question) << '\n' << std::flush;
+    if (questions.size() > 1 && !flags.json && !flags.quiet) std::cerr << question << '\n';
     CLO_ASSIGN(const Response response, runner.ask(std::move(request), question));
     if (response.finish == FinishReason::kCancelled) return 130;  // as a shell reports ctrl-C
   }
@@ -225,12 +251,15 @@ Command add_run(CLI::App& app) {
   RunFlags& f = *flags;
   f.engine.add_to(app);
   const std::string group = "Prompt";
-  app.add_option("-p,--prompt", f.prompt, "The prompt, as it is: \\n is a backslash and an n")
+  add_value(app, "-p,--prompt", f.prompt, "The prompt, as it is: \\n is a backslash and an n")
       ->group(group);
-  app.add_option("-f,--file", f.file, "File with the prompt; - or neither: standard input")
-      ->group(group);
-  app.add_option("--context-file", f.context_file, "Document that the questions are about")
-      ->group(group);
+  add_value(app, "-f,--file", f.file, "File with the prompt; - or neither: standard input")
+      ->group(group)
+      ->type_name("FILE");
+  add_value(app, "--context-file", f.context_file,
+            "Document that the questions are about; - is standard input")
+      ->group(group)
+      ->type_name("FILE");
   app.add_option("--question", f.questions, "Question about it; several share one prefill")
       ->group(group)
       ->allow_extra_args(false);
@@ -240,19 +269,19 @@ Command add_run(CLI::App& app) {
 
   const std::string answer =
       "Answer (without sampling flags: as generation_config.json says, else greedy)";
-  app.add_option("--max-new-tokens", f.max_new_tokens, "Longest answer (256)")->group(answer);
+  add_value(app, "--max-new-tokens", f.max_new_tokens, "Longest answer (256)")->group(answer);
   app.add_flag("--ignore-eos", f.ignore_eos, "Go on after an end-of-sequence token")->group(answer);
   app.add_option("--stop", f.stop, "Text that ends the answer; may be repeated")
       ->group(answer)
       ->allow_extra_args(false);
-  app.add_option("--temperature", f.temperature, "0: the most likely token")->group(answer);
-  app.add_option("--top-k", f.top_k, "Among the K most likely")->group(answer);
-  app.add_option("--top-p", f.top_p, "Among the most likely that hold this mass")->group(answer);
-  app.add_option("--min-p", f.min_p, "At least this share of the best one's")->group(answer);
-  app.add_option("--repetition-penalty", f.repetition_penalty,
-                 "Above 1: tokens of the answer become less likely")
+  add_value(app, "--temperature", f.temperature, "0: the most likely token")->group(answer);
+  add_value(app, "--top-k", f.top_k, "Among the K most likely")->group(answer);
+  add_value(app, "--top-p", f.top_p, "Among the most likely that hold this mass")->group(answer);
+  add_value(app, "--min-p", f.min_p, "At least this share of the best one's")->group(answer);
+  add_value(app, "--repetition-penalty", f.repetition_penalty,
+            "Above 1: tokens of the answer become less likely")
       ->group(answer);
-  app.add_option("--seed", f.seed, "Same seed, same answer")->group(answer);
+  add_value(app, "--seed", f.seed, "Same seed, same answer")->group(answer);
   app.add_flag("--json", f.json, "One JSON object per answer, with the report")->group(answer);
   app.add_flag("--quiet", f.quiet, "The answer alone")->group(answer);
   f.policy.add_to(app);

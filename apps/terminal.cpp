@@ -33,12 +33,27 @@ std::string duration(double seconds) {
 }  // namespace
 
 void remember_command_line(int argc, char** argv) {
-  typed_command.clear();
-  for (int i = 0; i < argc; ++i) typed_command += (i ? " " : "") + std::string(i ? argv[i] : "clo");
+  typed_command = "clo";
+  for (int i = 1; i < argc; ++i) {
+    const std::string word = argv[i];
+    const bool plain = !word.empty() && word.find_first_not_of(
+                                            "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+                                            "0123456789-_=+./:,@%") == std::string::npos;
+    typed_command += ' ';
+    if (plain) {
+      typed_command += word;
+      continue;
+    }
+    // As a shell reads it back: single quotes, and a quote inside them closed and escaped.
+    typed_command += '\'';
+    for (const char c : word) typed_command += c == '\'' ? std::string("'\\''") : std::string(1, c);
+    typed_command += '\'';
+  }
 }
 
 const std::string& command_line() { return typed_command; }
 
+bool stdin_is_terminal() { return isatty(STDIN_FILENO) != 0; }
 bool stderr_is_terminal() { return isatty(STDERR_FILENO) != 0; }
 
 std::string bold(std::string_view text) {

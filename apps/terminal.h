@@ -13,6 +13,7 @@ namespace clo::app {
 void remember_command_line(int argc, char** argv);
 const std::string& command_line();
 
+bool stdin_is_terminal();
 bool stderr_is_terminal();
 // Bold, when standard output is a terminal and NO_COLOR is not set.
 std::string bold(std::string_view text);

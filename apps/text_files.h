@@ -11,8 +11,12 @@ namespace clo::app {
 // place).
 Result<std::string> read_text(const std::string& path);
 
-// Writes a file whole or not at all: the text goes to PATH.partial, then takes its place.
+// Whether write_whole can work, asked before hours of measuring. Leaves nothing behind.
 // Fails: kBadFile.
+Status check_writable(const std::string& path);
+
+// Writes a file whole or not at all: the text goes to PATH.partial, then takes its place. (A device
+// or pipe is written to as it is.) Fails: kBadFile.
 Status write_whole(const std::string& path, const std::string& text);
 
 }  // namespace clo::app

@@ -4,9 +4,9 @@
 
 #include "base/try.h"
 #include "base/units.h"
+#include "engine/checks.h"
 #include "engine/impl.h"
 #include "engine/memory.h"
-#include "reuse/persistent_heads.h"
 #include "select/set_rule.h"
 
 namespace clo {
@@ -119,18 +119,15 @@ Result<std::unique_ptr<Sequence>> Engine::Impl::make_sequence(Request request) {
   }
   CLO_TRY(validate(sampling));
   const PolicyOptions policy = request.policy.value_or(options.policy);
-  CLO_TRY(validate(policy));
-  if (policy.select == Select::kHash && shape.code_bits == 0) {
-    return Error{ErrorCode::kBadFlag, "contradict each other: hash selection needs codes",
-                 "--select hash and --bits 0"};
-  }
-  CLO_TRY(choose_resident_heads(policy, shape, {}, 0));
+  CLO_TRY(check_policy(policy, shape));
 
   auto sequence = std::make_unique<Sequence>(std::move(request), sampling);
   if (tokenizer) sequence->decoder.emplace(*tokenizer);
   sequence->policy = policy;
   sequence->prompt_tokens = prompt_tokens;
-  sequence->limit_tokens = std::min(prompt_tokens + sequence->request.max_new_tokens, max_context);
+  // max_new_tokens may be as large as its type allows: the sum is not formed.
+  sequence->limit_tokens =
+      prompt_tokens + std::min(sequence->request.max_new_tokens, max_context - prompt_tokens);
   sequence->tokens = std::move(ids);
   sequence->submitted = Clock::now();
   CLO_TRY(check_fits(policy, sequence->limit_tokens));

@@ -144,15 +144,19 @@ bool Engine::Impl::decode_all() {
   std::vector<Sequence*> batch;
   std::vector<int32_t> ids;
   std::vector<SequenceKv*> rows;
+  bool any_stopped = false;
   for (auto& sequence : running) {
     // A token sampled by this step's prefill is fed from the next step on.
     if (!sequence->kv || sequence->state != Sequence::State::kDecode) continue;
-    if (wants_to_stop(*sequence)) continue;
+    if (wants_to_stop(*sequence)) {
+      any_stopped = true;
+      continue;
+    }
     batch.push_back(sequence.get());
     ids.push_back(sequence->tokens.back());
     rows.push_back(sequence->kv.get());
   }
-  if (batch.empty()) return false;
+  if (batch.empty()) return any_stopped;
   system->measure_mass = std::any_of(batch.begin(), batch.end(), [](const Sequence* sequence) {
     return sequence->request.measure_mass;
   });

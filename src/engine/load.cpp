@@ -8,6 +8,7 @@
 
 #include "base/try.h"
 #include "base/units.h"
+#include "engine/checks.h"
 #include "engine/impl.h"
 #include "engine/memory.h"
 #include "kv/memory_plan.h"
@@ -16,31 +17,6 @@
 namespace clo {
 
 namespace {
-
-Status check_options(const EngineOptions& o) {
-  const auto bad = [](const char* flag, const char* expected, int64_t found) {
-    return Error{ErrorCode::kBadFlag,
-                 std::string("expected ") + expected + ", found " + std::to_string(found), flag};
-  };
-  if (o.threads < 0 || o.threads > 1024)
-    return bad("--threads", "0 (all cores) to 1024", o.threads);
-  if (o.device_memory_bytes < 0) return bad("--device-memory", "a size", o.device_memory_bytes);
-  if (o.host_memory_bytes < 0) return bad("--host-memory", "a size", o.host_memory_bytes);
-  if (o.max_context_tokens < 0) return bad("--context", "a number of tokens", o.max_context_tokens);
-  if (o.max_batch < 1 || o.max_batch > 512) return bad("--max-batch", "1 to 512", o.max_batch);
-  if (o.prefill_chunk < 16 || o.prefill_chunk > (1 << 20)) {
-    return bad("--prefill-chunk", "16 to 1048576 tokens", o.prefill_chunk);
-  }
-  if (o.code_bits < 0 || o.code_bits > 512 || o.code_bits % 64 != 0) {
-    return bad("--bits", "0 or a multiple of 64 up to 512", o.code_bits);
-  }
-  if (o.backend == Backend::kCuda) {
-    return Error{ErrorCode::kDeviceFault,
-                 "the CUDA backend is not part of this build; use --backend cpu or auto",
-                 "--backend"};
-  }
-  return validate(o.policy);
-}
 
 // What the root key of the prefix cache must tell apart, as one text.
 std::string store_identity(const std::filesystem::path& dir, const ModelConfig& config,
@@ -56,6 +32,7 @@ Result<std::unique_ptr<Engine>> Engine::load(const EngineOptions& options) {
   CLO_TRY(check_options(options));
   CLO_ASSIGN(const std::filesystem::path dir, resolve_model_dir(options.model_dir));
   CLO_ASSIGN(ModelConfig config, load_model_config(dir));
+  CLO_TRY(check_context(options, config));
   auto impl = std::make_unique<Impl>(options, std::move(config));
   CLO_TRY(impl->build(dir));
   return std::unique_ptr<Engine>(new Engine(std::move(impl)));
@@ -70,17 +47,8 @@ Status Engine::Impl::build(const std::filesystem::path& dir) {
   CLO_ASSIGN(const TensorFiles files, TensorFiles::open(dir));
 
   CLO_ASSIGN(shape, kv_shape(config, options));
-  if (options.policy.select == Select::kHash && options.code_bits == 0) {
-    return Error{ErrorCode::kBadFlag, "contradict each other: hash selection needs codes",
-                 "--select hash and --bits 0"};
-  }
-  if (tokenizer && tokenizer->vocab_size() > config.vocab_size) {
-    return Error{ErrorCode::kBadFile,
-                 "the tokenizer has ids up to " + std::to_string(tokenizer->vocab_size() - 1) +
-                     ", the model's vocabulary ends at " + std::to_string(config.vocab_size - 1) +
-                     "; tokenizer.json and config.json are of different models",
-                 dir.string()};
-  }
+  CLO_TRY(check_policy(options.policy, shape));
+  if (tokenizer) CLO_TRY(check_vocabulary(*tokenizer, config, dir));
   max_context = clo::max_context_tokens(config, options);
   if (options.threads == 0) options.threads = omp_get_num_procs();
   ops = std::make_unique<CpuOps>(options.threads);

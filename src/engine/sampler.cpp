@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <numeric>
 #include <string>
 
@@ -10,8 +11,10 @@ namespace clo {
 namespace {
 
 Error bad_sampling(const char* flag, const char* expected, double found) {
-  return Error{ErrorCode::kBadFlag,
-               std::string("expected ") + expected + ", found " + std::to_string(found), flag};
+  char number[32];
+  std::snprintf(number, sizeof number, "%g", found);
+  return Error{ErrorCode::kBadFlag, std::string("expected ") + expected + ", found " + number,
+               flag};
 }
 
 }  // namespace

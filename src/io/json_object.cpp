@@ -73,6 +73,17 @@ Result<JsonObject> JsonObject::parse(std::string_view text, std::string where) {
                           return watch(depth, event, parsed);
                         });
   } catch (const json::parse_error& fault) {
+    const size_t first = text.find_first_not_of(" \t\r\n");
+    if (first == std::string_view::npos) {
+      return bad_file(std::move(where), "is empty, not valid JSON: download again");
+    }
+    if (text[first] == '<') {
+      return bad_file(std::move(where), "is an HTML page, not JSON: download again");
+    }
+    if (text.substr(first).starts_with("version https://git-lfs")) {
+      return bad_file(std::move(where),
+                      "is a Git LFS pointer, not JSON: run \"git lfs pull\" or download again");
+    }
     return bad_file(std::move(where), "is not valid JSON at byte " + std::to_string(fault.byte));
   } catch (const json::out_of_range&) {
     return bad_file(std::move(where), "holds a number too large for any type");

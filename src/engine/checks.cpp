@@ -1,0 +1,67 @@
+#include "engine/checks.h"
+
+#include "base/try.h"
+#include "reuse/persistent_heads.h"
+
+namespace clo {
+
+Status check_options(const EngineOptions& o) {
+  const auto bad = [](const char* flag, const char* expected, int64_t found) {
+    return Error{ErrorCode::kBadFlag,
+                 std::string("expected ") + expected + ", found " + std::to_string(found), flag};
+  };
+  if (o.threads < 0 || o.threads > 1024)
+    return bad("--threads", "0 (all cores) to 1024", o.threads);
+  if (o.device_memory_bytes < 0) return bad("--device-memory", "a size", o.device_memory_bytes);
+  if (o.host_memory_bytes < 0) return bad("--host-memory", "a size", o.host_memory_bytes);
+  if (o.max_context_tokens < 0) return bad("--context", "a number of tokens", o.max_context_tokens);
+  if (o.max_batch < 1 || o.max_batch > 512) return bad("--batch", "1 to 512", o.max_batch);
+  if (o.prefill_chunk < 16 || o.prefill_chunk > (1 << 20)) {
+    return bad("--prefill-chunk", "16 to 1048576 tokens", o.prefill_chunk);
+  }
+  if (o.code_bits < 0 || o.code_bits > 512 || o.code_bits % 64 != 0) {
+    return bad("--bits", "0 or a multiple of 64 up to 512", o.code_bits);
+  }
+  if (o.backend == Backend::kCuda) {
+    return Error{ErrorCode::kDeviceFault,
+                 "the CUDA backend is not part of this build; use --backend cpu or auto",
+                 "--backend"};
+  }
+  return validate(o.policy);
+}
+
+Status check_context(const EngineOptions& options, const ModelConfig& config) {
+  if (options.max_context_tokens <= config.max_positions) return Ok{};
+  return Error{ErrorCode::kBadFlag,
+               "expected at most " + std::to_string(config.max_positions) +
+                   ", the model's limit, found " + std::to_string(options.max_context_tokens),
+               "--context"};
+}
+
+Status check_policy(const PolicyOptions& policy, const KvShape& shape) {
+  CLO_TRY(validate(policy));
+  if (policy.select == Select::kHash && shape.code_bits == 0) {
+    return Error{ErrorCode::kBadFlag, "contradict each other: hash selection needs codes",
+                 "--select hash and --bits 0"};
+  }
+  if (policy.dense_layers > shape.num_layers) {
+    return Error{ErrorCode::kBadFlag,
+                 "expected at most " + std::to_string(shape.num_layers) +
+                     ", the model's layers, or all; found " + std::to_string(policy.dense_layers),
+                 "--dense-layers"};
+  }
+  CLO_TRY(choose_resident_heads(policy, shape, {}, 0));
+  return Ok{};
+}
+
+Status check_vocabulary(const Tokenizer& tokenizer, const ModelConfig& config,
+                        const std::filesystem::path& model_dir) {
+  if (tokenizer.vocab_size() <= config.vocab_size) return Ok{};
+  return Error{ErrorCode::kBadFile,
+               "the tokenizer has ids up to " + std::to_string(tokenizer.vocab_size() - 1) +
+                   ", the model's vocabulary ends at " + std::to_string(config.vocab_size - 1) +
+                   "; tokenizer.json and config.json are of different models",
+               model_dir.string()};
+}
+
+}  // namespace clo
