@@ -230,8 +230,11 @@ void Attention::refresh(int32_t layer, Cause cause) {
     const HeadState& state = *task.head->state;
     KvCounters& counters = sequence.counters(layer);
     const int64_t ring_begin = task.context_tokens - task.head->ring_tokens;
+    const int64_t chosen_from = candidates(sequence.policy(), state.label_length).size();
     const Decision decision = decide(
-        sequence.policy(), {state.has_label != 0, state.label_length, state.candidates_end},
+        sequence.policy(),
+        {state.has_label != 0, state.label_length, state.candidates_end,
+         state.num_set_tokens >= chosen_from},
         task.context_tokens, covers(sequence.policy(), task.context_tokens), ring_begin,
         std::span(cosine_).subspan(i * group, group), sequence.importance(layer, task.kv_head));
     if (decision != Decision::kHit) misses_.push_back(candidates_[i]);

@@ -91,10 +91,6 @@ Status SequenceKv::reserve(const Options& options) {
     }
     num_full_pages_ = pages_.size();
     reused_tokens_ = num_tokens_ = std::ssize(pages_) * kPageTokens;
-    while (std::ssize(pages_) < num_pages) {
-      CLO_ASSIGN(const PageId page, system_.store->allocate());
-      pages_.push_back(page);
-    }
   }
 
   int64_t heads_bytes = 0;
@@ -110,6 +106,7 @@ Status SequenceKv::reserve(const Options& options) {
         bind_head_cache(shape, head_spec(policy_, capacity_tokens_, resident != 0), at));
     at += bytes_of(resident);
   }
+  if (needs_host_copy(system_, options)) CLO_TRY(take_pages(num_pages));
 
   const auto table_size = static_cast<size_t>(num_pages) * shape.num_layers;
   if (!pages_.empty()) {
@@ -148,6 +145,44 @@ Status SequenceKv::reserve(const Options& options) {
   return Ok{};
 }
 
+Status SequenceKv::take_pages(int64_t num_pages) {
+  // A new page may push out a stored prefix, so a sequence that cannot be served takes none.
+  const int64_t missing = num_pages - std::ssize(pages_);
+  if (system_.store->available_pages() < missing) {
+    return Error{ErrorCode::kHostMemory,
+                 "the sequence needs " + std::to_string(missing) +
+                     " more pages of the host store and " +
+                     std::to_string(system_.store->available_pages()) + " of " +
+                     std::to_string(system_.store->num_pages()) +
+                     " are available; raise --host-memory or lower the context",
+                 ""};
+  }
+  if (system_.shape.code_bits > 0) CLO_TRY(check_code_room(missing));
+  while (std::ssize(pages_) < num_pages) {
+    CLO_ASSIGN(const PageId page, system_.store->allocate());
+    pages_.push_back(page);
+  }
+  return Ok{};
+}
+
+Status SequenceKv::check_code_room(int64_t num_new_pages) {
+  int64_t blocks = num_new_pages;
+  for (const PageId page : pages_) blocks += !system_.codes->is_resident(page);
+  // Taken and given back: an arena that is in pieces can have the bytes and not the blocks.
+  std::vector<std::byte*> taken;
+  Status room = Ok{};
+  while (room && std::ssize(taken) < blocks) {
+    auto block = system_.device.allocate(system_.codes->block_bytes());
+    if (block) {
+      taken.push_back(*block);
+    } else {
+      room = std::move(block).error();
+    }
+  }
+  for (std::byte* block : taken) system_.device.deallocate(block);
+  return room;
+}
+
 void SequenceKv::restore_rows() {
   if (reused_tokens_ == 0) return;
   const KvShape& shape = system_.shape;
@@ -181,7 +216,8 @@ SequenceKv::~SequenceKv() {
   for (size_t i = 0; i < num_code_blocks_; ++i) system_.codes->release(pages_[i]);
   for (std::byte* block : private_codes_) system_.device.deallocate(block);
   if (block_ != nullptr) system_.device.deallocate(block_);
-  for (const PageId page : pages_) system_.store->release(page);
+  // From the end: a stored prefix is found from its first page on, so that one is pushed out last.
+  for (size_t i = pages_.size(); i > 0; --i) system_.store->release(pages_[i - 1]);
 }
 
 SequenceLayerView SequenceKv::layer_view(int32_t layer) {

@@ -68,6 +68,8 @@ class SequenceKv {
  private:
   SequenceKv(KvSystem& system, const Options& options);
   Status reserve(const Options& options);
+  Status take_pages(int64_t num_pages);
+  Status check_code_room(int64_t num_new_pages);
   void restore_rows();
 
   KvSystem& system_;

@@ -61,10 +61,8 @@ MemoryPlan sketch_memory(const PlanInput& input) {
   const int64_t all_heads = int64_t{shape.num_layers} * shape.num_kv_heads;
   const HeadBytes head = head_bytes(input);
   const int64_t pages = divide_up(input.context_tokens, kPageTokens) * input.batch;
-  const bool any_evictable =
-      input.num_dense_heads + input.num_persistent_heads < all_heads || input.fill_budget;
-  const bool host_pages = input.host_copy || any_evictable;
-  const int64_t codes = host_pages ? pages * kPageTokens * shape.token_code_bytes() : 0;
+  // On the device with or without a host copy: a sequence reserves them for all its heads.
+  const int64_t codes = pages * kPageTokens * shape.token_code_bytes();
   const int64_t fixed = input.weight_bytes + input.workspace_bytes + codes;
 
   int64_t persistent = std::min(input.num_persistent_heads, all_heads - input.num_dense_heads);
@@ -84,6 +82,7 @@ MemoryPlan sketch_memory(const PlanInput& input) {
   plan.device_budget_bytes = input.device_budget_bytes;
   plan.host_budget_bytes = input.host_budget_bytes;
   const int64_t evictable = all_heads - plan.num_resident_heads;
+  const bool host_pages = input.host_copy || evictable > 0;
   const auto add = [&](const char* name, const char* place, int64_t bytes, const char* flag) {
     plan.rows.push_back({name, place, bytes, flag});
     if (plan.rows.back().place == "device") plan.device_bytes += bytes;

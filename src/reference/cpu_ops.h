@@ -53,7 +53,7 @@ class CpuOps final : public Ops {
   std::vector<int64_t> first_part_;                       // decode: [task + 1] part numbers
 };
 
-// Bits of one key or query. x [head_dim], out [bits / 64]. scratch [2 * width].
+// Bits of one key or query. x [head_dim], out [bits / 64]. scratch [width].
 void encode_row(const SimdTable& simd, const HashParams& hash, const float* x, uint64_t* out,
                 float* scratch);
 

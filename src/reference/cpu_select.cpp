@@ -161,7 +161,9 @@ void CpuOps::cosine(const CosineParams& p) {
         q_norm += q[d] * q[d];
         label_norm += label[d] * label[d];
       }
-      p.cosine[t * group + g] = dot / std::sqrt(q_norm * label_norm);  // 0/0 is NaN: a miss
+      // Roots before the product: it could underflow or overflow where they do not.
+      const float cosine = dot / (std::sqrt(q_norm) * std::sqrt(label_norm));
+      p.cosine[t * group + g] = std::isfinite(cosine) ? cosine : NAN;  // NaN is a miss
     }
   }
 }

@@ -17,10 +17,8 @@ inline constexpr int kMaxGroup = 64;
 inline constexpr int kMaxHeadDim = 512;
 // Rows in one online-softmax block of decode attention.
 inline constexpr int kBlockRows = 64;
-// Rows that are asked for ahead of the one being read, and rows scored before their values are
-// added.
+// Rows that are asked for ahead of the one being read.
 inline constexpr int kRowsAhead = 16;
-inline constexpr int kRunRows = 16;
 
 struct SimdTable {
   const char* name;

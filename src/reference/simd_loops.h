@@ -139,22 +139,18 @@ CLO_INLINE void prefetch_row(const std::byte* row, int bytes) {
 }
 
 // kRows rows against kGroup queries: enough independent sums to hide the latency of one, each row
-// widened once for all queries. sums[g][i] gets the lanes of row i. queries: arranged.
+// widened once for all queries. sums[g][i] gets the lanes of row i.
 template <DType T, int kGroup, int kRows>
 CLO_INLINE void score_rows_block(int head_dim, const std::byte* const* rows, const float* queries,
                                  F8 (&sums)[kGroup][8], int first) {
   F8 acc[kGroup][kRows] = {};
-  for (int d = 0; d < head_dim; d += 16) {
-    F8 q[kGroup][2];
+#pragma GCC unroll 2
+  for (int d = 0; d < head_dim; d += 8) {
+    F8 k[kRows];
+    for (int i = 0; i < kRows; ++i) k[i] = load8_as<T>(rows[i] + d * kBytes<T>);
     for (int g = 0; g < kGroup; ++g) {
-      q[g][0] = load8(queries + g * head_dim + d);
-      q[g][1] = load8(queries + g * head_dim + d + 8);
-    }
-    for (int i = 0; i < kRows; ++i) {
-      F8 k0, k1;
-      load16<T>(rows[i] + d * kBytes<T>, k0, k1);
-      for (int g = 0; g < kGroup; ++g) acc[g][i] = acc[g][i] + k0 * q[g][0];
-      for (int g = 0; g < kGroup; ++g) acc[g][i] = acc[g][i] + k1 * q[g][1];
+      const F8 q = load8(queries + g * head_dim + d);
+      for (int i = 0; i < kRows; ++i) acc[g][i] = acc[g][i] + k[i] * q;
     }
   }
   for (int g = 0; g < kGroup; ++g) {
@@ -188,17 +184,6 @@ void score_group(int head_dim, const std::byte* const* rows, int count, const fl
   }
 }
 
-// queries in the order of load16.
-template <DType T>
-void arrange_queries(int head_dim, int group, const float* queries, float* arranged) {
-  for (int i = 0; i < group * head_dim; i += 16) {
-    F8 a, b;
-    arrange16<T>(queries + i, a, b);
-    store8(arranged + i, a);
-    store8(arranged + i + 8, b);
-  }
-}
-
 template <DType T>
 void score_any(int head_dim, int group, const std::byte* const* rows, int count,
                const float* queries, float* scores) {
@@ -217,70 +202,70 @@ void score_any(int head_dim, int group, const std::byte* const* rows, int count,
 void score_rows(DType type, int head_dim, int group, const std::byte* const* rows, int count,
                 const float* queries, float* scores) {
   if (type == DType::kBF16) {
-    alignas(32) float arranged[kMaxGroup * kMaxHeadDim];
-    arrange_queries<DType::kBF16>(head_dim, group, queries, arranged);
-    score_any<DType::kBF16>(head_dim, group, rows, count, arranged, scores);
+    score_any<DType::kBF16>(head_dim, group, rows, count, queries, scores);
   } else {
     score_any<DType::kF32>(head_dim, group, rows, count, queries, scores);
   }
 }
 
-// acc[g] += sum_r weight[g, r] value[r], 16 x kPairs values of the head at a time in registers:
+// acc[g] += sum_r weight[g, r] value[r], 8 x kVectors values of the head at a time in registers:
 // eight sums or more run side by side, so that no addition waits for the one before.
-template <DType T, int kGroup, int kPairs>
+template <DType T, int kGroup, int kVectors>
 CLO_INLINE void add_values(int head_dim, int first_dim, const std::byte* const* rows, int count,
                            const float* weights, float* acc) {
-  F8 sum[kGroup][2 * kPairs];
+  F8 sum[kGroup][kVectors];
   for (int g = 0; g < kGroup; ++g) {
-    for (int v = 0; v < kPairs; ++v) {
-      arrange16<T>(acc + g * head_dim + first_dim + 16 * v, sum[g][2 * v], sum[g][2 * v + 1]);
-    }
+    for (int v = 0; v < kVectors; ++v) sum[g][v] = load8(acc + g * head_dim + first_dim + 8 * v);
   }
   for (int r = 0; r < count; ++r) {
     const std::byte* value = rows[r] + (head_dim + first_dim) * kBytes<T>;
-    F8 x[2 * kPairs];
-    for (int v = 0; v < kPairs; ++v) load16<T>(value + 16 * v * kBytes<T>, x[2 * v], x[2 * v + 1]);
+    F8 x[kVectors];
+    for (int v = 0; v < kVectors; ++v) x[v] = load8_as<T>(value + 8 * v * kBytes<T>);
     for (int g = 0; g < kGroup; ++g) {
       const F8 w = splat8(weights[g * kBlockRows + r]);
-      for (int v = 0; v < 2 * kPairs; ++v) sum[g][v] = sum[g][v] + w * x[v];
+      for (int v = 0; v < kVectors; ++v) sum[g][v] = sum[g][v] + w * x[v];
     }
   }
   for (int g = 0; g < kGroup; ++g) {
-    for (int v = 0; v < kPairs; ++v) {
-      restore16<T>(sum[g][2 * v], sum[g][2 * v + 1], acc + g * head_dim + first_dim + 16 * v);
-    }
+    for (int v = 0; v < kVectors; ++v) store8(acc + g * head_dim + first_dim + 8 * v, sum[g][v]);
   }
-}
-
-// One run of scores of one query: weights in their place, sum and acc rescaled to the new maximum.
-CLO_INLINE void softmax_run(float* s, int count, float& max, float& sum, float* acc, int head_dim) {
-  float best = max;
-  for (int r = 0; r < count; ++r) best = s[r] > best ? s[r] : best;
-  if (best > max) {
-    const float lost = max == -INFINITY ? 0.0f : exp8(splat8(max - best))[0];
-    sum *= lost;
-    for (int d = 0; d < head_dim; d += 8) store8(acc + d, load8(acc + d) * splat8(lost));
-    max = best;
-  }
-  for (int r = count; r < (count + 7) / 8 * 8; ++r) s[r] = -INFINITY;
-  F8 total = {};
-  for (int r = 0; r < count; r += 8) {
-    // A NaN score must stay visible: exp8 would clamp it away.
-    const F8 x = load8(s + r) - splat8(best);
-    const F8 e = x == x ? exp8(x) : x;
-    store8(s + r, e);
-    total = total + e;
-  }
-  sum += sum_lane(total);
 }
 
 template <DType T>
-void add_run(int head_dim, int group, const std::byte* const* rows, int count, const float* scores,
-             float* acc) {
+void attend_any(int head_dim, int group, const std::byte* const* rows, int count, int listed,
+                const float* queries, float* max, float* sum, float* acc) {
+  alignas(32) float scores[kMaxGroup * kBlockRows];
+  // Eight rows at a time, so that the rows ahead are asked for evenly.
+  for (int r = 0; r < count; r += 8) {
+    for (int i = r + kRowsAhead; i < r + kRowsAhead + 8 && i < listed; ++i) {
+      prefetch_row(rows[i], 2 * head_dim * kBytes<T>);
+    }
+    score_any<T>(head_dim, group, rows + r, count - r < 8 ? count - r : 8, queries, scores + r);
+  }
+  for (int g = 0; g < group; ++g) {
+    float* s = scores + g * kBlockRows;
+    float best = max[g];
+    for (int r = 0; r < count; ++r) best = s[r] > best ? s[r] : best;
+    const float lost = max[g] == -INFINITY ? 0.0f : exp8(splat8(max[g] - best))[0];
+    for (int r = count; r < (count + 7) / 8 * 8; ++r) s[r] = -INFINITY;
+    F8 total = {};
+    for (int r = 0; r < count; r += 8) {
+      // A NaN score must stay visible: exp8 would clamp it away.
+      const F8 x = load8(s + r) - splat8(best);
+      const F8 e = x == x ? exp8(x) : x;
+      store8(s + r, e);
+      total = total + e;
+    }
+    sum[g] = sum[g] * lost + sum_lane(total);
+    max[g] = best;
+    for (int d = 0; d < head_dim; d += 8) {
+      store8(acc + g * head_dim + d, load8(acc + g * head_dim + d) * splat8(lost));
+    }
+  }
   int g = 0;
   for (; g + 4 <= group; g += 4) {
     for (int d = 0; d < head_dim; d += 16) {
-      add_values<T, 4, 1>(head_dim, d, rows, count, scores + g * kBlockRows, acc + g * head_dim);
+      add_values<T, 4, 2>(head_dim, d, rows, count, scores + g * kBlockRows, acc + g * head_dim);
     }
   }
   for (; g < group; g += 2) {
@@ -290,38 +275,18 @@ void add_run(int head_dim, int group, const std::byte* const* rows, int count, c
     int d = 0;
     for (; d + 32 <= head_dim; d += 32) {
       if (pair) {
+        add_values<T, 2, 4>(head_dim, d, rows, count, weights, out);
+      } else {
+        add_values<T, 1, 4>(head_dim, d, rows, count, weights, out);
+      }
+    }
+    for (; d < head_dim; d += 16) {
+      if (pair) {
         add_values<T, 2, 2>(head_dim, d, rows, count, weights, out);
       } else {
         add_values<T, 1, 2>(head_dim, d, rows, count, weights, out);
       }
     }
-    for (; d < head_dim; d += 16) {
-      if (pair) {
-        add_values<T, 2, 1>(head_dim, d, rows, count, weights, out);
-      } else {
-        add_values<T, 1, 1>(head_dim, d, rows, count, weights, out);
-      }
-    }
-  }
-}
-
-// Rows are taken in runs that stay in the first-level cache, so that V of a row is read right
-// after its K: the two are neighbours in memory.
-template <DType T>
-void attend_any(int head_dim, int group, const std::byte* const* rows, int count, int listed,
-                const float* queries, float* max, float* sum, float* acc) {
-  alignas(32) float scores[kMaxGroup * kBlockRows];
-  alignas(32) float arranged[kMaxGroup * kMaxHeadDim];
-  arrange_queries<T>(head_dim, group, queries, arranged);
-  for (int first = 0; first < count; first += kRunRows) {
-    const int run = count - first < kRunRows ? count - first : kRunRows;
-    for (int i = first + kRowsAhead; i < first + kRowsAhead + run && i < listed; ++i) {
-      prefetch_row(rows[i], 2 * head_dim * kBytes<T>);
-    }
-    score_any<T>(head_dim, group, rows + first, run, arranged, scores);
-    for (int g = 0; g < group; ++g)
-      softmax_run(scores + g * kBlockRows, run, max[g], sum[g], acc + g * head_dim, head_dim);
-    add_run<T>(head_dim, group, rows + first, run, scores, acc);
   }
 }
 

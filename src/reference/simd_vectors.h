@@ -45,42 +45,6 @@ CLO_INLINE F8 load8_as(const std::byte* p) {
   __builtin_memcpy(&v, p, sizeof v);
   return v;
 }
-// Sixteen values as two vectors. For bf16 these are the even and the odd ones: a shift and a mask,
-// where widening in order would cost two shuffles. arrange16 puts f32 values into the same order
-// and restore16 back, so that products meet and results leave in natural order.
-template <DType T>
-CLO_INLINE void load16(const std::byte* p, F8& a, F8& b) {
-  if constexpr (T == DType::kBF16) {
-    U8 pairs;
-    __builtin_memcpy(&pairs, p, sizeof pairs);
-    a = (F8)(pairs << 16);
-    b = (F8)(pairs & 0xFFFF0000u);
-  } else {
-    __builtin_memcpy(&a, p, sizeof a);
-    __builtin_memcpy(&b, p + sizeof a, sizeof b);
-  }
-}
-template <DType T>
-CLO_INLINE void arrange16(const float* p, F8& a, F8& b) {
-  const F8 low = load8(p), high = load8(p + 8);
-  if constexpr (T == DType::kBF16) {
-    a = __builtin_shuffle(low, high, I8{0, 2, 4, 6, 8, 10, 12, 14});
-    b = __builtin_shuffle(low, high, I8{1, 3, 5, 7, 9, 11, 13, 15});
-  } else {
-    a = low;
-    b = high;
-  }
-}
-template <DType T>
-CLO_INLINE void restore16(F8 a, F8 b, float* p) {
-  if constexpr (T == DType::kBF16) {
-    store8(p, __builtin_shuffle(a, b, I8{0, 8, 1, 9, 2, 10, 3, 11}));
-    store8(p + 8, __builtin_shuffle(a, b, I8{4, 12, 5, 13, 6, 14, 7, 15}));
-  } else {
-    store8(p, a);
-    store8(p + 8, b);
-  }
-}
 template <DType T>
 inline constexpr int kBytes = T == DType::kF32 ? 4 : 2;
 

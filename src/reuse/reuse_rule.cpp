@@ -48,6 +48,7 @@ bool similar_enough(const PolicyOptions& policy, std::span<const float> cosine,
           : static_cast<float>(total_importance / static_cast<double>(cosine.size()));
   const double tau = head_threshold(policy, importance_of_group);
   if (tau <= -1) return true;
+  if (tau > 1) return false;
   if (weights == 0) return true;  // no head of the group matters
   return sum / weights >= tau;
 }
@@ -56,7 +57,9 @@ Decision decide(const PolicyOptions& policy, const SetHistory& history, int64_t 
                 bool set_covers_candidates, int64_t ring_begin, std::span<const float> cosine,
                 std::span<const float> importance) {
   if (!history.has_label) return Decision::kMiss;
-  if (set_covers_candidates && history.candidates_end < ring_begin) return Decision::kIncomplete;
+  if (set_covers_candidates && (!history.took_all || history.candidates_end < ring_begin)) {
+    return Decision::kIncomplete;
+  }
   if (policy.max_label_age > 0 && context_tokens - history.label_length > policy.max_label_age) {
     return Decision::kAged;
   }

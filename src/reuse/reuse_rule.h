@@ -28,6 +28,7 @@ struct SetHistory {
   bool has_label = false;
   int64_t label_length = 0;    // context length when the set was chosen
   int64_t candidates_end = 0;  // candidates of that choice
+  bool took_all = true;        // the set holds every candidate of that choice
 };
 
 // The decision for a context of `context_tokens`. Beside the cosine: a set older than the maximum

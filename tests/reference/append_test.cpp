@@ -1,0 +1,283 @@
+// Appending rows and making codes.
+#include <gtest/gtest.h>
+#include <rapidcheck.h>
+#include <rapidcheck/gtest.h>
+
+#include "arbitrary.h"
+#include "reference/cpu_ops.h"
+
+namespace clo {
+namespace {
+
+std::vector<uint64_t> code_of(const HashParams& hash, const float* x) {
+  std::vector<uint64_t> code(static_cast<size_t>(hash.bits / 64), ~uint64_t{0});
+  std::vector<float> scratch(static_cast<size_t>(2 * hash.width));
+  encode_row(simd_table(), hash, x, code.data(), scratch.data());
+  return code;
+}
+bool bit_of(const std::vector<uint64_t>& code, int j) { return (code[j / 64] >> (j % 64)) & 1u; }
+
+// The projections by their definition: base b is H S2 H S1 with H[i][k] = (-1)^popcount(i & k).
+std::vector<double> naive_projections(const HashParams& hash, const float* x) {
+  std::vector<double> projections;
+  const int width = hash.width;
+  const uint32_t* signs = hash.signs;
+  while (static_cast<int>(projections.size()) < hash.bits) {
+    std::vector<double> v(static_cast<size_t>(width), 0.0);
+    std::copy_n(x, hash.head_dim, v.begin());
+    for (int round = 0; round < 2; ++round, signs += width / 32) {
+      std::vector<double> next(v.size(), 0.0);
+      for (int i = 0; i < width; ++i) {
+        for (int k = 0; k < width; ++k) {
+          const bool flipped = (signs[k / 32] >> (k % 32)) & 1u;
+          const bool negative = flipped != (__builtin_popcount(static_cast<unsigned>(i & k)) & 1);
+          next[i] += negative ? -v[k] : v[k];
+        }
+      }
+      v = next;
+    }
+    projections.insert(projections.end(), v.begin(), v.end());
+  }
+  projections.resize(static_cast<size_t>(hash.bits));
+  return projections;
+}
+
+TEST(EncodeRow, BitsAreThoseOfTheNaiveProjection) {
+  Random random(1);
+  for (const int32_t dim : {16, 32, 48, 64, 80, 128, 256}) {
+    for (const int32_t bits : {64, 128, 192, 256, 512}) {
+      const KvShape shape{2, 2, 2, dim, DType::kF32, bits};
+      const HashSigns signs(shape, kHashSeed);
+      const HashParams hash = signs.params(1, 1);
+      std::vector<float> x(static_cast<size_t>(dim));
+      for (int repeat = 0; repeat < 3; ++repeat) {
+        // Whole numbers: every sum is exact in f32, ties at 0 included, so all bits must agree.
+        for (float& value : x) value = static_cast<float>(random.below(17) - 8);
+        if (repeat == 2) std::fill(x.begin() + 1, x.end(), 0.0f);
+        const std::vector<double> expected = naive_projections(hash, x.data());
+        const std::vector<uint64_t> code = code_of(hash, x.data());
+        for (int j = 0; j < bits; ++j) {
+          ASSERT_EQ(bit_of(code, j), expected[j] > 0) << dim << " " << bits << " bit " << j;
+        }
+      }
+      // Any numbers: bits whose projection is not within rounding of 0.
+      x = random.normals(dim);
+      const std::vector<double> expected = naive_projections(hash, x.data());
+      const std::vector<uint64_t> code = code_of(hash, x.data());
+      for (int j = 0; j < bits; ++j) {
+        if (std::abs(expected[j]) < 1e-4 * dim) continue;
+        ASSERT_EQ(bit_of(code, j), expected[j] > 0) << dim << " " << bits << " bit " << j;
+      }
+    }
+  }
+}
+
+TEST(EncodeRow, TrainedWeightsTakeTheSignsPlace) {
+  Random random(2);
+  for (const int32_t dim : {16, 48, 128}) {
+    for (const int32_t bits : {64, 128, 256}) {
+      const std::vector<float> weights = random.normals(int64_t{dim} * bits);
+      HashParams hash;
+      hash.weights = weights.data();
+      hash.head_dim = dim;
+      hash.width = hash_width(dim);
+      hash.bits = bits;
+      const std::vector<float> x = random.normals(dim);
+      const std::vector<uint64_t> code = code_of(hash, x.data());
+      for (int j = 0; j < bits; ++j) {
+        // The same order of f32 operations, so that every backend computes the same bit.
+        float sum = 0;
+        for (int d = 0; d < dim; ++d) {
+          const float product = x[d] * weights[d * bits + j];
+          sum += product;
+        }
+        ASSERT_EQ(bit_of(code, j), sum > 0) << dim << " " << bits << " bit " << j;
+      }
+    }
+  }
+}
+
+TEST(EncodeRow, IsTheSameOnEveryTable) {
+#if defined(__x86_64__)
+  if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) GTEST_SKIP();
+  Random random(3);
+  const KvShape shape{1, 1, 1, 128, DType::kF32, 512};
+  const HashSigns signs(shape, kHashSeed);
+  const HashParams hash = signs.params(0, 0);
+  for (int i = 0; i < 200; ++i) {
+    const std::vector<float> x = random.normals(128);
+    uint64_t plain[8], wide[8];
+    float scratch[256];
+    encode_row(simd_baseline(), hash, x.data(), plain, scratch);
+    encode_row(simd_avx2(), hash, x.data(), wide, scratch);
+    ASSERT_TRUE(std::equal(plain, plain + 8, wide));
+  }
+#endif
+}
+
+TEST(EncodeRow, ANaNGivesNoBits) {
+  const KvShape shape{1, 1, 1, 64, DType::kF32, 128};
+  const HashSigns signs(shape, kHashSeed);
+  std::vector<float> x(64, 1.0f);
+  x[7] = NAN;
+  EXPECT_EQ(code_of(signs.params(0, 0), x.data()), (std::vector<uint64_t>{0, 0}));
+}
+
+// Keys that are close share more bits than keys that are far.
+TEST(EncodeRow, NearVectorsHaveNearCodes) {
+  Random random(4);
+  const KvShape shape{1, 1, 1, 64, DType::kF32, 128};
+  const HashSigns signs(shape, kHashSeed);
+  const HashParams hash = signs.params(0, 0);
+  const auto distance = [&](const std::vector<float>& a, const std::vector<float>& b) {
+    const auto x = code_of(hash, a.data()), y = code_of(hash, b.data());
+    return __builtin_popcountll(x[0] ^ y[0]) + __builtin_popcountll(x[1] ^ y[1]);
+  };
+  for (int i = 0; i < 20; ++i) {
+    const std::vector<float> x = random.normals(64), far = random.normals(64);
+    std::vector<float> near = x, opposite = x;
+    for (size_t d = 0; d < 64; ++d) near[d] += 0.1f * far[d], opposite[d] = -x[d];
+    EXPECT_EQ(distance(x, x), 0);
+    EXPECT_LT(distance(x, near), 20);  // 6 degrees of 180: about 4 bits of 128
+    EXPECT_GT(distance(x, far), 30);   // at right angles: about 64
+    EXPECT_EQ(distance(x, opposite), 128);
+  }
+}
+
+// Writes tokens [first, end) of a scene through append.
+AppendParams append_params(const Scene& scene, const int64_t& first, int64_t count,
+                           const std::vector<HashParams>& hashes) {
+  AppendParams params;
+  params.shape = scene.shape;
+  params.sequences = &scene.view;
+  params.first_token = &first;
+  params.hashes = hashes.empty() ? nullptr : hashes.data();
+  params.keys = scene.keys.data() + first * scene.row_stride();
+  params.values = scene.values.data() + first * scene.row_stride();
+  params.row_stride = scene.row_stride();
+  params.num_sequences = 1;
+  params.tokens_per_sequence = count;
+  return params;
+}
+
+std::vector<HashParams> hashes_of(const HashSigns& signs, const KvShape& shape) {
+  std::vector<HashParams> hashes;
+  for (int32_t h = 0; h < shape.num_kv_heads; ++h) hashes.push_back(signs.params(0, h));
+  return hashes;
+}
+
+void place_codes(Scene& scene, int64_t context, const std::vector<HashParams>& hashes) {
+  const int words = scene.shape.code_words();
+  for (int64_t t = 0; t < context; ++t) {
+    for (int32_t h = 0; h < scene.shape.num_kv_heads; ++h) {
+      std::vector<float> stored(static_cast<size_t>(scene.shape.head_dim));
+      for (int d = 0; d < scene.shape.head_dim; ++d) stored[d] = scene.stored(scene.key(t, h) + d);
+      const std::vector<uint64_t> code = code_of(hashes[h], stored.data());
+      for (const auto& pages : {scene.host_codes, scene.device_codes}) {
+        std::copy(code.begin(), code.end(),
+                  pages[t / kPageTokens] + (h * kPageTokens + t % kPageTokens) * words);
+      }
+    }
+  }
+}
+
+bool same_memory(const Scene& a, const Scene& b) {
+  return a.blocks == b.blocks && a.pages == b.pages && a.pages_of_codes == b.pages_of_codes;
+}
+
+// Chunks of any length, longer than the ring or shorter, then single tokens: memory is always
+// what placing all tokens at once would leave, byte for byte.
+RC_GTEST_PROP(Append, LeavesEveryRowWhereItBelongs, ()) {
+  const KvShape shape = arbitrary_shape();
+  const int64_t capacity = 300;
+  const auto heads = arbitrary_heads(shape, capacity);
+  const auto seed = *rc::gen::arbitrary<uint64_t>();
+  const auto threads = *rc::gen::inRange(1, 3);
+  const HashSigns signs(shape, kHashSeed);
+  const std::vector<HashParams> hashes = hashes_of(signs, shape);
+  Scene appended(shape, heads, seed);
+  int64_t context = 0;
+  CpuOps ops(threads);
+  for (const int64_t chunk : *rc::gen::container<std::vector<int64_t>>(
+           rc::gen::element<int64_t>(1, 1, 1, 2, 17, 100, 250))) {
+    const int64_t count = std::min(chunk, capacity - context);
+    if (count == 0) break;
+    ops.append(append_params(appended, context, count, hashes));
+    context += count;
+  }
+  Scene placed(shape, heads, seed);
+  placed.place(context);
+  place_codes(placed, context, hashes);
+  // Rows of the ring that a prefill chunk never passed through stay unwritten in both.
+  RC_ASSERT(same_memory(appended, placed));
+}
+
+TEST(Append, WithoutHostPagesOrCodesWritesOnlyTheDevice) {
+  const KvShape shape{1, 2, 2, 32, DType::kBF16, 64};
+  const std::vector<HeadCacheSpec> heads(2, {0, 1, 1, 40, true});
+  const HashSigns signs(shape, kHashSeed);
+  const auto hashes = hashes_of(signs, shape);
+  const Scene untouched(shape, heads, 1);
+  {
+    Scene scene(shape, heads, 1), expected(shape, heads, 1);
+    scene.view.host_rows = nullptr;
+    scene.view.host_codes = nullptr;
+    CpuOps(1).append(append_params(scene, 0, 40, hashes));
+    expected.place(40);
+    EXPECT_TRUE(scene.pages == untouched.pages);
+    EXPECT_TRUE(scene.blocks == expected.blocks);
+    place_codes(expected, 40, hashes);
+    EXPECT_TRUE(scene.pages_of_codes[0] == untouched.pages_of_codes[0]);  // host
+    EXPECT_TRUE(scene.pages_of_codes[1] == expected.pages_of_codes[1]);   // device
+  }
+  {
+    Scene scene(shape, heads, 1);
+    CpuOps(1).append(append_params(scene, 0, 40, {}));
+    EXPECT_TRUE(scene.pages_of_codes == untouched.pages_of_codes);
+  }
+}
+
+TEST(Append, SequencesOfABatchMeetOnlyTheirOwnMemory) {
+  const KvShape shape{1, 4, 2, 32, DType::kF32, 128};
+  const std::vector<HeadCacheSpec> heads = {{4, 20, 10, 300, false}, {4, 20, 10, 300, true}};
+  const HashSigns signs(shape, kHashSeed);
+  const auto hashes = hashes_of(signs, shape);
+  for (const int threads : {1, 2}) {
+    std::vector<std::unique_ptr<Scene>> scenes;
+    std::vector<SequenceLayerView> views;
+    const std::vector<int64_t> lengths = {7, 256, 19, 299};
+    std::vector<float> keys, values;
+    CpuOps ops(threads);
+    for (size_t s = 0; s < lengths.size(); ++s) {
+      scenes.push_back(std::make_unique<Scene>(shape, heads, s));
+      Scene& scene = *scenes.back();
+      const int64_t zero = 0;
+      ops.append(append_params(scene, zero, lengths[s], hashes));
+      views.push_back(scene.view);
+      const float* key = scene.key(lengths[s], 0);
+      const float* value = scene.value(lengths[s], 0);
+      keys.insert(keys.end(), key, key + scene.row_stride());
+      values.insert(values.end(), value, value + scene.row_stride());
+    }
+    AppendParams params;
+    params.shape = shape;
+    params.sequences = views.data();
+    params.first_token = lengths.data();
+    params.hashes = hashes.data();
+    params.keys = keys.data();
+    params.values = values.data();
+    params.row_stride = int64_t{2} * 32;
+    params.num_sequences = std::ssize(lengths);
+    params.tokens_per_sequence = 1;
+    ops.append(params);
+    for (size_t s = 0; s < lengths.size(); ++s) {
+      Scene expected(shape, heads, s);
+      expected.place(lengths[s] + 1);
+      place_codes(expected, lengths[s] + 1, hashes);
+      EXPECT_TRUE(same_memory(*scenes[s], expected)) << s;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace clo

@@ -1,0 +1,294 @@
+// Decode attention over [sink | set | ring] or all rows, and the log-sum-exp over all rows.
+#include <gtest/gtest.h>
+#include <rapidcheck.h>
+#include <rapidcheck/gtest.h>
+
+#include <numeric>
+#include <set>
+
+#include "arbitrary.h"
+#include "reference/cpu_ops.h"
+
+namespace clo {
+namespace {
+
+struct Attended {
+  std::vector<float> out, log_sum_exp;
+  std::vector<int64_t> rows_read;
+  bool same_as(const Attended& other) const {
+    return same_bits(out, other.out) && same_bits(log_sum_exp, other.log_sum_exp) &&
+           rows_read == other.rows_read;
+  }
+};
+
+// Runs all tasks in one call; each task's `out` is set here.
+Attended run_attend(CpuOps& ops, const KvShape& shape, std::vector<HeadTask> tasks, float scale) {
+  const int64_t width = int64_t{shape.group_size()} * shape.head_dim;
+  Attended result;
+  result.out.assign(tasks.size() * static_cast<size_t>(width), -7.0f);
+  result.log_sum_exp.assign(tasks.size() * static_cast<size_t>(shape.group_size()), -7.0f);
+  result.rows_read.assign(tasks.size(), -7);
+  for (size_t t = 0; t < tasks.size(); ++t) {
+    tasks[t].out = result.out.data() + static_cast<int64_t>(t) * width;
+  }
+  ops.attend({shape, tasks.data(), std::ssize(tasks), scale, result.log_sum_exp.data(),
+              result.rows_read.data()});
+  return result;
+}
+Attended run_attend(int threads, const KvShape& shape, const std::vector<HeadTask>& tasks,
+                    float scale) {
+  CpuOps ops(threads);
+  return run_attend(ops, shape, tasks, scale);
+}
+
+// Tokens that a head with these slots attends to: each once, wherever else it may also be.
+std::vector<int64_t> attended_tokens(const HeadCacheView& head, int64_t context) {
+  std::set<int64_t> tokens;
+  for (int64_t t = 0; t < context; ++t) {
+    if (t < head.sink_tokens || t >= context - head.ring_tokens) tokens.insert(t);
+  }
+  for (int32_t slot = 0; slot < head.state->num_slots_used; ++slot) {
+    if (head.slot_token[slot] >= 0) tokens.insert(head.slot_token[slot]);
+  }
+  return {tokens.begin(), tokens.end()};
+}
+
+// A set of tokens from the sinks on (some still in the ring), in shuffled slots with holes.
+std::vector<int32_t> arbitrary_slots(const HeadCacheView& head, int64_t context, Random& random) {
+  std::vector<int32_t> tokens;
+  for (int64_t t = head.sink_tokens; t < context; ++t) tokens.push_back(static_cast<int32_t>(t));
+  for (size_t i = tokens.size(); i > 1; --i) {
+    std::swap(tokens[i - 1], tokens[static_cast<size_t>(random.below(static_cast<int64_t>(i)))]);
+  }
+  const int64_t most = std::min<int64_t>(head.slot_capacity, std::ssize(tokens));
+  tokens.resize(static_cast<size_t>(random.below(most + 1)));
+  if (head.is_resident()) {
+    std::sort(tokens.begin(), tokens.end());
+    return tokens;
+  }
+  for (int32_t& token : tokens) {
+    if (random.below(5) == 0) token = -1;
+  }
+  return tokens;
+}
+
+float usual_scale(const KvShape& shape) {
+  return 1 / std::sqrt(static_cast<float>(shape.head_dim));
+}
+
+RC_GTEST_PROP(Attend, EqualsNaiveAttentionOverSinkSetAndRing, ()) {
+  const KvShape shape = arbitrary_shape();
+  const int64_t context = arbitrary_length(600);
+  Scene scene(shape, arbitrary_heads(shape, context + 3), *rc::gen::arbitrary<uint64_t>());
+  Random random(*rc::gen::arbitrary<uint64_t>());
+  scene.place(context);
+  const std::vector<float> queries = random.normals(int64_t{shape.num_q_heads} * shape.head_dim);
+  const int64_t width = int64_t{shape.group_size()} * shape.head_dim;
+  std::vector<HeadTask> tasks;
+  std::vector<std::vector<int64_t>> tokens;
+  for (int32_t h = 0; h < shape.num_kv_heads; ++h) {
+    const HeadCacheView& head = scene.views[static_cast<size_t>(h)];
+    scene.fill_slots(h, arbitrary_slots(head, context, random));
+    tasks.push_back(scene.task(h, queries.data() + h * width, nullptr, context));
+    tasks.back().attend_all = head.is_resident() && random.below(2) == 0;
+    tokens.push_back(attended_tokens(head, context));
+    if (tasks.back().attend_all) {
+      tokens.back().resize(static_cast<size_t>(context));
+      std::iota(tokens.back().begin(), tokens.back().end(), int64_t{0});
+    }
+  }
+  const float scale = usual_scale(shape);
+  const Attended result = run_attend(1, shape, tasks, scale);
+  for (int32_t h = 0; h < shape.num_kv_heads; ++h) {
+    const auto expected =
+        naive_attention(scene, h, tokens[static_cast<size_t>(h)], tasks[h].query, scale);
+    RC_ASSERT(result.rows_read[h] == std::ssize(tokens[h]));
+    RC_ASSERT(largest_error(expected.out, result.out.data() + h * width) < kAttentionError);
+    RC_ASSERT(largest_error(expected.log_sum_exp,
+                            result.log_sum_exp.data() + h * shape.group_size()) < kAttentionError);
+    // A task gives the same bits alone.
+    const Attended alone = run_attend(2, shape, {tasks[h]}, scale);
+    RC_ASSERT(same_bits(alone.out,
+                        {result.out.begin() + h * width, result.out.begin() + (h + 1) * width}));
+  }
+  RC_ASSERT(result.same_as(run_attend(2, shape, tasks, scale)));
+}
+
+TEST(Attend, ManyPartsAreMergedInOrderWhateverTheThreads) {
+  for (const DType type : {DType::kF32, DType::kBF16}) {
+    const KvShape shape{1, 6, 2, 16, type, 64};
+    // One head attends 4,099 rows of its own, one 2,500 slots: parts of 1,024 rows, the last short.
+    Scene scene(shape, {{4, 60, 10, 4099, true}, {4, 60, 2500, 4099, false}}, 3);
+    scene.place(4099);
+    std::vector<int32_t> slots(2500);
+    for (size_t i = 0; i < slots.size(); ++i) slots[i] = 4 + static_cast<int32_t>(i * 7 % 4030);
+    scene.fill_slots(1, slots);
+    Random random(4);
+    const std::vector<float> queries = random.normals(6 * 16);
+    std::vector<HeadTask> tasks = {scene.task(0, queries.data(), nullptr, 4099),
+                                   scene.task(1, queries.data() + 48, nullptr, 4099)};
+    tasks[0].attend_all = true;
+    const Attended one = run_attend(1, shape, tasks, 0.25f);
+    EXPECT_TRUE(one.same_as(run_attend(2, shape, tasks, 0.25f)));
+    EXPECT_EQ(one.rows_read, (std::vector<int64_t>{4099, 2564}));
+    std::vector<int64_t> all(4099);
+    std::iota(all.begin(), all.end(), int64_t{0});
+    const auto dense = naive_attention(scene, 0, all, tasks[0].query, 0.25);
+    EXPECT_LT(largest_error(dense.out, one.out.data()), kAttentionError);
+    EXPECT_LT(largest_error(dense.log_sum_exp, one.log_sum_exp.data()), kAttentionError);
+    const auto sparse =
+        naive_attention(scene, 1, attended_tokens(scene.views[1], 4099), tasks[1].query, 0.25);
+    EXPECT_LT(largest_error(sparse.out, one.out.data() + 48), kAttentionError);
+  }
+}
+
+TEST(Attend, APartsRowCountAtItsBorders) {
+  const KvShape shape{1, 1, 1, 16, DType::kF32, 64};
+  Scene scene(shape, {{0, 1, 1, 2100, true}}, 5);
+  scene.place(2100);
+  Random random(6);
+  const std::vector<float> query = random.normals(16);
+  for (const int64_t context : {1, 2, 63, 64, 65, 1023, 1024, 1025, 2047, 2048, 2049}) {
+    HeadTask task = scene.task(0, query.data(), nullptr, context);
+    task.attend_all = true;
+    const Attended result = run_attend(2, shape, {task}, 0.25f);
+    std::vector<int64_t> all(static_cast<size_t>(context));
+    std::iota(all.begin(), all.end(), int64_t{0});
+    const auto expected = naive_attention(scene, 0, all, query.data(), 0.25);
+    EXPECT_LT(largest_error(expected.out, result.out.data()), kAttentionError) << context;
+    EXPECT_LT(largest_error(expected.log_sum_exp, result.log_sum_exp.data()), kAttentionError);
+  }
+}
+
+// Scores of hundreds: no overflow, no loss of the largest; and equal scores far below 0.
+TEST(Attend, LargeScoresStayFinite) {
+  const KvShape shape{1, 2, 1, 32, DType::kF32, 64};
+  Scene scene(shape, {{2, 8, 20, 100, false}}, 7);
+  scene.place(100);
+  scene.fill_slots(0, {50, 20, -1, 33});
+  Random random(8);
+  std::vector<float> query = random.normals(64);
+  for (const float size : {30.0f, 1000.0f, 1e6f}) {
+    std::vector<float> scaled = query;
+    for (float& q : scaled) q *= size;
+    const HeadTask task = scene.task(0, scaled.data(), nullptr, 100);
+    const Attended result = run_attend(1, shape, {task}, 1.0f);
+    const auto expected =
+        naive_attention(scene, 0, attended_tokens(scene.views[0], 100), scaled.data(), 1.0);
+    // An f32 score errs by some 2^-23 of its size, here up to 20 x size.
+    EXPECT_LT(largest_error(expected.out, result.out.data()), 1e-5 * size) << size;
+    EXPECT_LT(largest_error(expected.log_sum_exp, result.log_sum_exp.data()), 1e-5 * size);
+  }
+}
+
+TEST(Attend, ANaNStaysInTheTaskAndQueryItCameFrom) {
+  const KvShape shape{1, 6, 2, 32, DType::kBF16, 64};
+  Scene scene(shape, {{4, 20, 30, 300, false}, {4, 20, 30, 300, true}}, 9);
+  scene.place(300);
+  Random random(10);
+  for (const int32_t h : {0, 1}) {
+    scene.fill_slots(h, arbitrary_slots(scene.views[static_cast<size_t>(h)], 300, random));
+  }
+  std::vector<float> queries = random.normals(4 * 3 * 32);
+  const auto tasks = [&] {
+    std::vector<HeadTask> made;
+    for (int i = 0; i < 4; ++i) {
+      made.push_back(scene.task(i % 2, queries.data() + i * 96, nullptr, 300));
+    }
+    return made;
+  };
+  CpuOps ops(2);
+  const Attended clean = run_attend(ops, shape, tasks(), 0.2f);
+  for (const float bad : {NAN, INFINITY, -INFINITY}) {
+    const float kept = std::exchange(queries[1 * 96 + 32 + 5], bad);  // task 1, query head 1
+    const Attended broken = run_attend(ops, shape, tasks(), 0.2f);
+    queries[1 * 96 + 32 + 5] = kept;
+    for (size_t i = 0; i < clean.out.size(); ++i) {
+      if (i / 32 == 4) {
+        EXPECT_TRUE(std::isnan(broken.out[i])) << i;
+      } else {
+        EXPECT_EQ(broken.out[i], clean.out[i]) << i;
+      }
+    }
+    for (size_t i = 0; i < clean.log_sum_exp.size(); ++i) {
+      if (i != 4) {
+        EXPECT_EQ(broken.log_sum_exp[i], clean.log_sum_exp[i]) << i;
+      }
+    }
+    // Nothing of it stays in the scratch of the next step.
+    EXPECT_TRUE(clean.same_as(run_attend(ops, shape, tasks(), 0.2f)));
+  }
+}
+
+// More than one part, so that the merge meets the NaN of one of them.
+TEST(Attend, ANaNKeyInOnePartShowsInTheResult) {
+  const KvShape shape{1, 2, 1, 16, DType::kF32, 64};
+  Scene scene(shape, {{0, 1, 1, 3000, true}}, 11);
+  scene.keys[2500 * 16 + 3] = NAN;
+  scene.place(3000);
+  Random random(12);
+  const std::vector<float> query = random.normals(32);
+  HeadTask task = scene.task(0, query.data(), nullptr, 3000);
+  task.attend_all = true;
+  Attended result = run_attend(1, shape, {task}, 0.25f);
+  for (const float x : result.out) EXPECT_TRUE(std::isnan(x));
+  for (const float x : result.log_sum_exp) EXPECT_TRUE(std::isnan(x));
+  task.context_tokens = 2500;  // before it
+  result = run_attend(1, shape, {task}, 0.25f);
+  for (const float x : result.out) EXPECT_FALSE(std::isnan(x));
+}
+
+// The identity slot map attends the same rows in the same order as a resident head does.
+TEST(Attend, IdentitySlotsEqualResidentRowsBitForBit) {
+  for (const DType type : {DType::kF32, DType::kBF16}) {
+    const KvShape shape{1, 4, 1, 64, type, 64};
+    const int64_t context = 700;
+    Scene evictable(shape, {{4, 100, 700, context, false}}, 13);
+    Scene resident(shape, {{4, 100, 700, context, true}}, 13);
+    evictable.place(context);
+    resident.place(context);
+    std::vector<int32_t> slots(596);
+    std::iota(slots.begin(), slots.end(), 4);
+    evictable.fill_slots(0, slots);
+    Random random(14);
+    const std::vector<float> query = random.normals(4 * 64);
+    HeadTask all = resident.task(0, query.data(), nullptr, context);
+    all.attend_all = true;
+    const Attended a =
+        run_attend(1, shape, {evictable.task(0, query.data(), nullptr, context)}, 0.125f);
+    EXPECT_TRUE(a.same_as(run_attend(2, shape, {all}, 0.125f)));
+    // Sparse over resident rows: the same set, the same bits.
+    resident.fill_slots(0, slots);
+    EXPECT_TRUE(a.same_as(
+        run_attend(1, shape, {resident.task(0, query.data(), nullptr, context)}, 0.125f)));
+  }
+}
+
+RC_GTEST_PROP(FullScores, EqualTheLogSumExpOfAllRows, ()) {
+  const KvShape shape = arbitrary_shape();
+  const int64_t context = arbitrary_length(600);
+  Scene scene(shape, arbitrary_heads(shape, context + 3), *rc::gen::arbitrary<uint64_t>());
+  Random random(*rc::gen::arbitrary<uint64_t>());
+  scene.place(context);
+  const std::vector<float> queries = random.normals(int64_t{shape.num_q_heads} * shape.head_dim);
+  std::vector<HeadTask> tasks;
+  for (int32_t h = 0; h < shape.num_kv_heads; ++h) {
+    tasks.push_back(
+        scene.task(h, queries.data() + h * shape.group_size() * shape.head_dim, nullptr, context));
+  }
+  std::vector<int64_t> all(static_cast<size_t>(context));
+  std::iota(all.begin(), all.end(), int64_t{0});
+  std::vector<float> one(static_cast<size_t>(shape.num_q_heads)), two = one;
+  const float scale = usual_scale(shape);
+  CpuOps(1).full_scores({shape, tasks.data(), shape.num_kv_heads, scale, one.data()});
+  CpuOps(2).full_scores({shape, tasks.data(), shape.num_kv_heads, scale, two.data()});
+  RC_ASSERT(same_bits(one, two));
+  for (int32_t h = 0; h < shape.num_kv_heads; ++h) {
+    const auto expected = naive_attention(scene, h, all, tasks[h].query, scale);
+    RC_ASSERT(largest_error(expected.log_sum_exp, one.data() + h * shape.group_size()) <
+              kAttentionError);
+  }
+}
+
+}  // namespace
+}  // namespace clo
