@@ -27,9 +27,17 @@ CLO_INLINE void linear_tile(const std::byte* weight, int64_t cols, const float* 
       for (int b = 0; b < kBatch; ++b) acc[r][b] = acc[r][b] + w * xv[b];
     }
   }
-  for (int r = 0; r < kRows; ++r) {
+  // Eight sums cost what one costs; the tree is the same, and so is each result.
+  constexpr int kSums = kRows * kBatch;
+  if constexpr (kSums == 8) {
+    F8 flat[8];
+    for (int i = 0; i < 8; ++i) flat[i] = acc[i / kBatch][i % kBatch];
+    store8(sums, sum_lanes(flat));
+  } else {
+    for (int i = 0; i < kSums; ++i) sums[i] = sum_lane(acc[i / kBatch][i % kBatch]);
+  }
+  for (int r = 0; r < kRows && whole < cols; ++r) {
     for (int b = 0; b < kBatch; ++b) {
-      float sum = sum_lane(acc[r][b]);
       for (int64_t c = whole; c < cols; ++c) {
         float w = 0;
         if constexpr (T == DType::kF32) {
@@ -40,9 +48,8 @@ CLO_INLINE void linear_tile(const std::byte* weight, int64_t cols, const float* 
           const uint32_t wide = static_cast<uint32_t>(bits) << 16;
           __builtin_memcpy(&w, &wide, 4);
         }
-        sum += w * x[b * cols + c];
+        sums[r * kBatch + b] += w * x[b * cols + c];
       }
-      sums[r * kBatch + b] = sum;
     }
   }
 }
