@@ -72,8 +72,7 @@ int main(int argc, char** argv) {
   CLI::App app{
       "CLO runs Llama-3, Qwen2.5 and Qwen3 models whose KV cache outgrows the GPU: the full cache "
       "lives in\nhost memory, the device keeps a small cache of it per head, and each step attends "
-      "to the tokens\nthat matter.\n\nTry: clo run -m models/recall-7m --context-file README.md "
-      "--question \"What is the special magic number for amber-falcon?\""};
+      "to the tokens\nthat matter.\n\nTry: clo demo -m models/recall-7m"};
   app.name("clo");
   app.set_version_flag("--version", "clo " + std::string(clo::version()));
   app.require_subcommand(1);

@@ -277,6 +277,10 @@ class Demo(Case):
         text = self.demo("text.txt", "--question", question("amber-falcon"), "--question",
                          question("silver-otter"))
         self.assertEqual(len(re.findall("4821377", text)), 2, text)
+        self.assertRegex(text, r"document read +[\d.]+ s +[\d.]+ s")
+        # The one answer that read the document does not say what a question costs after that.
+        one = self.demo("text.txt", "--question", question("amber-falcon"))
+        self.assertRegex(one, r"document read +- +[\d.]+ s")
         self.assertEqual(len(re.findall("7710429", text)), 2, text)
 
     def test_crlf_and_byte_order_mark(self):
