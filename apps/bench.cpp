@@ -186,6 +186,7 @@ Result<int> decode(const DecodeFlags& flags) {
                          {"commit", CLO_COMMIT},
                          {"model", flags.engine.model},
                          {"command", command_line()},
+                         {"machine", machine_name()},
                          {"threads", threads},
                          {"read_bandwidth_bytes_per_s", bandwidth},
                          {"tokens", flags.tokens},

@@ -254,6 +254,7 @@ Result<int> recall(const RecallFlags& flags) {
                          {"commit", CLO_COMMIT},
                          {"version", version()},
                          {"command", command_line()},
+                         {"machine", machine_name()},
                          {"model", flags.engine.model},
                          {"items", flags.items},
                          {"first_seed", flags.first_seed},

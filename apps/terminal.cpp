@@ -5,6 +5,7 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <fstream>
 
 namespace clo::app {
 
@@ -52,6 +53,15 @@ void remember_command_line(int argc, char** argv) {
 }
 
 const std::string& command_line() { return typed_command; }
+
+std::string machine_name() {
+  std::ifstream cpus("/proc/cpuinfo");
+  for (std::string line; std::getline(cpus, line);) {
+    const size_t colon = line.find(": ");
+    if (line.starts_with("model name") && colon != std::string::npos) return line.substr(colon + 2);
+  }
+  return "unknown";
+}
 
 bool stdin_is_terminal() { return isatty(STDIN_FILENO) != 0; }
 bool stderr_is_terminal() { return isatty(STDERR_FILENO) != 0; }

@@ -12,6 +12,8 @@ namespace clo::app {
 // The command as it was typed, for results that name how they were made.
 void remember_command_line(int argc, char** argv);
 const std::string& command_line();
+// The processor, as /proc/cpuinfo names it; "unknown" without one.
+std::string machine_name();
 
 bool stdin_is_terminal();
 bool stderr_is_terminal();
