@@ -161,7 +161,7 @@ class Runner {
     while (true) {
       if (prompt) std::cerr << "> " << std::flush;
       std::string line;
-      if (!std::getline(std::cin, line)) return 0;  // end of input, or ctrl-C at the prompt
+      if (!read_line(line)) return 0;
       if (find_invalid_utf8(line) != line.size()) {
         std::cerr << "clo: the line is not valid UTF-8; it was not sent\n";
         continue;

@@ -1,7 +1,10 @@
 #include "terminal.h"
 
+#include <fcntl.h>
+#include <poll.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -14,7 +17,18 @@ namespace {
 volatile std::sig_atomic_t interrupts = 0;
 std::string typed_command;
 
-void count_interrupt(int) { interrupts = interrupts + 1; }
+// Written to by the handler: an interrupt that comes just before a read for the next line must end
+// it too, and may be delivered to any thread.
+int wake_pipe[2] = {-1, -1};
+std::string unread;  // of standard input
+
+void count_interrupt(int) {
+  const int before = errno;
+  interrupts = interrupts + 1;
+  // Full: it wakes as it is.
+  [[maybe_unused]] const ssize_t written = write(wake_pipe[1], "", 1);
+  errno = before;
+}
 
 bool colours() {
   const char* no_color = std::getenv("NO_COLOR");
@@ -76,13 +90,45 @@ std::string coloured(std::string_view text, bool good) {
 }
 
 void catch_interrupts() {
+  if (wake_pipe[0] < 0 && pipe2(wake_pipe, O_NONBLOCK | O_CLOEXEC) != 0) return;
   struct sigaction action = {};
-  action.sa_handler = count_interrupt;  // no SA_RESTART: a read for the next line ends too
+  action.sa_handler = count_interrupt;
+  action.sa_flags = SA_RESTART;
   sigaction(SIGINT, &action, nullptr);
 }
 
 bool interrupted() { return interrupts > 0; }
-void clear_interrupt() { interrupts = 0; }
+void clear_interrupt() {
+  char bytes[64];
+  while (read(wake_pipe[0], bytes, sizeof bytes) > 0) {
+  }
+  interrupts = 0;
+}
+
+bool read_line(std::string& line) {
+  while (true) {
+    if (const size_t end = unread.find('\n'); end != std::string::npos) {
+      line = unread.substr(0, end);
+      unread.erase(0, end + 1);
+      return true;
+    }
+    pollfd sources[2] = {{STDIN_FILENO, POLLIN, 0}, {wake_pipe[0], POLLIN, 0}};
+    if (poll(sources, 2, -1) < 0) {
+      if (errno == EINTR) continue;
+      return false;
+    }
+    if (sources[1].revents != 0) return false;
+    char block[4096];
+    const ssize_t count = read(STDIN_FILENO, block, sizeof block);
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0) {
+      line = std::move(unread);
+      unread.clear();
+      return !line.empty();
+    }
+    unread.append(block, static_cast<size_t>(count));
+  }
+}
 
 void ProgressLine::prefill(const Progress& progress) {
   // A chunk costs a part that is constant and one that grows with the context before it; about

@@ -26,6 +26,10 @@ void catch_interrupts();
 bool interrupted();
 void clear_interrupt();
 
+// The next line of standard input without its newline; false at the end of input or at ctrl-C,
+// whichever moment it comes at. Requires: catch_interrupts() was called, and std::cin is not used.
+bool read_line(std::string& line);
+
 // One line that is rewritten: what is done, and the time left.
 class ProgressLine {
  public:
