@@ -21,13 +21,14 @@ Error bad_text(const std::string& where, const std::string& message) {
   return Error{ErrorCode::kBadFile, message, where};
 }
 
-// Appends what is left of `stream`, up to what the tokenizer would take: a device that never ends
-// must not fill the memory.
+// Appends what is left of `stream`, up to a NUL byte, which will be refused, and up to what the
+// tokenizer would take: a device that never ends must not fill the memory.
 bool read_all(std::istream& stream, std::string& text) {
   std::vector<char> block(1 << 16);
   while (stream.read(block.data(), std::ssize(block)), stream.gcount() > 0) {
     text.append(block.data(), static_cast<size_t>(stream.gcount()));
     if (text.size() > kMaxTextBytes) return false;
+    if (std::memchr(block.data(), 0, static_cast<size_t>(stream.gcount())) != nullptr) break;
   }
   return true;
 }

@@ -123,7 +123,7 @@ class Prompts(Case):
         self.refuse(["/proc/self/mem", "cannot be read"], "--file", "/proc/self/mem")
 
     def test_device_that_never_ends(self):
-        self.refuse(["/dev/zero"], "--file", "/dev/zero")
+        self.refuse(["/dev/zero", "NUL", "offset 0"], "--file", "/dev/zero")
 
     def test_standard_input(self):
         given = self.ask("-p", "hello there")
