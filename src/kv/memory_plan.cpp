@@ -89,7 +89,7 @@ MemoryPlan sketch_memory(const PlanInput& input) {
     if (plan.rows.back().place == "host") plan.host_bytes += bytes;
   };
   add("weights", "device", input.weight_bytes, "--dtype");
-  add("workspace", "device", input.workspace_bytes, "--prefill-chunk, --max-batch");
+  add("workspace", "device", input.workspace_bytes, "--prefill-chunk, --batch");
   add("key codes", "device", codes, "--bits");
   add("head caches", "device", input.batch * evictable * head.evictable,
       "--kv-ratio, --set-tokens, --recent, --max-label-age");

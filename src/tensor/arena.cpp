@@ -14,8 +14,10 @@
 namespace clo {
 
 namespace {
-constexpr int64_t kHugePageBudget = int64_t{64} << 20;
-}
+
+constexpr int64_t kHugePageBudget = int64_t{1} << 30;
+
+}  // namespace
 
 Result<Arena> Arena::create(std::string name, int64_t budget_bytes, ErrorCode shortage) {
   CLO_CHECK(budget_bytes >= 0, name, budget_bytes);
@@ -33,8 +35,6 @@ Result<Arena> Arena::create(std::string name, int64_t budget_bytes, ErrorCode sh
                      arena.name_ + " arena: " + std::strerror(errno),
                  ""};
   }
-  // Long runs of rows are read in order: fewer, larger pages cost fewer translations.
-  madvise(map, static_cast<size_t>(arena.mapped_bytes_), MADV_HUGEPAGE);
   // Rows are read in long runs: fewer, larger pages cost fewer address translations. A small arena
   // would only be rounded up.
   if (arena.budget_bytes_ >= kHugePageBudget) {

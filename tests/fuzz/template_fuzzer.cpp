@@ -2,12 +2,18 @@
 // bounded time and memory. Input: a template.
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <string>
 #include <vector>
 
 #include "base/check.h"
 #include "base/utf8.h"
 #include "text/chat_template.h"
+
+#ifdef CLO_FUZZ_PLANTED
+// Its name in the trace tells this fault from a real one.
+[[noreturn]] __attribute__((noinline)) static void planted_bug() { std::abort(); }
+#endif
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace clo;
@@ -22,5 +28,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   variables.now = std::tm{};
   const auto text = made->render(chat, variables);
   if (text) CLO_CHECK(find_invalid_utf8(*text) == text->size());
+#ifdef CLO_FUZZ_PLANTED
+  // No seed does this: the assistant's message, found in the loop, in capitals.
+  if (text && text->find("<THINK>X") != std::string::npos) planted_bug();
+#endif
   return 0;
 }

@@ -3,12 +3,18 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <string_view>
 
 #include "base/check.h"
 #include "base/utf8.h"
 #include "text/stream_decoder.h"
 #include "text/tokenizer.h"
+
+#ifdef CLO_FUZZ_PLANTED
+// Its name in the trace tells this fault from a real one.
+[[noreturn]] __attribute__((noinline)) static void planted_bug() { std::abort(); }
+#endif
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace clo;
@@ -20,6 +26,12 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   for (const bool flag : {false, true}) {
     const auto ids = tokenizer->encode(text, {.add_special_tokens = flag, .parse_special = flag});
     if (!ids) continue;
+#ifdef CLO_FUZZ_PLANTED
+    // No seed has so many special tokens in its text.
+    const auto special = std::count_if(ids->begin(), ids->end(),
+                                       [&](TokenId id) { return tokenizer->is_special(id); });
+    if (special >= 12) planted_bug();
+#endif
     StreamDecoder stream(*tokenizer, flag);
     std::string streamed;
     for (const TokenId id : *ids) {
