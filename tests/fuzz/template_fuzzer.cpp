@@ -29,8 +29,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const auto text = made->render(chat, variables);
   if (text) CLO_CHECK(find_invalid_utf8(*text) == text->size());
 #ifdef CLO_FUZZ_PLANTED
-  // No seed does this: the assistant's message, found in the loop, in capitals.
-  if (text && text->find("<THINK>X") != std::string::npos) planted_bug();
+  // No seed writes so much: it takes a loop in a loop, or a long product.
+  if (text && text->size() > 2000) planted_bug();
 #endif
   return 0;
 }

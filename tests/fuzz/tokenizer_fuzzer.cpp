@@ -27,10 +27,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     const auto ids = tokenizer->encode(text, {.add_special_tokens = flag, .parse_special = flag});
     if (!ids) continue;
 #ifdef CLO_FUZZ_PLANTED
-    // No seed has so many special tokens in its text.
+    // No seed has more than one special token in its text.
     const auto special = std::count_if(ids->begin(), ids->end(),
                                        [&](TokenId id) { return tokenizer->is_special(id); });
-    if (special >= 12) planted_bug();
+    if (special >= 4) planted_bug();
 #endif
     StreamDecoder stream(*tokenizer, flag);
     std::string streamed;
