@@ -153,7 +153,7 @@ void Attention::attend_decode(int32_t layer, const float* queries, int64_t query
   // Sets from the true query: where nothing predicts it, and where a prediction is corrected.
   tasks_.clear();
   candidates_.clear();
-  std::vector<Candidate> corrections;
+  corrections_.clear();
   for (size_t s = 0; s < batch_.size(); ++s) {
     SequenceKv& sequence = *batch_[s];
     const PolicyOptions& policy = sequence.policy();
@@ -170,13 +170,13 @@ void Attention::attend_decode(int32_t layer, const float* queries, int64_t query
       if (!foreseen) {
         candidates_.push_back({&sequence, task});
       } else if (policy.correction == Correction::kTrueQuery) {
-        corrections.push_back({&sequence, task});
+        corrections_.push_back({&sequence, task});
       }
     }
   }
   if (!candidates_.empty()) refresh(layer, Cause::kDecide);
-  if (!corrections.empty()) {
-    candidates_.swap(corrections);
+  if (!corrections_.empty()) {
+    candidates_.swap(corrections_);
     refresh(layer, Cause::kCorrect);
   }
 
@@ -218,11 +218,10 @@ void Attention::refresh(int32_t layer, Cause cause) {
     select_and_fetch(layer, cause);
     return;
   }
-  std::vector<HeadTask> heads;
-  heads.reserve(candidates_.size());
-  for (const Candidate& candidate : candidates_) heads.push_back(candidate.task);
-  cosine_.resize(heads.size() * group);
-  system_.ops.cosine({system_.shape, heads.data(), cosine_.data(), std::ssize(heads)});
+  decided_.clear();
+  for (const Candidate& candidate : candidates_) decided_.push_back(candidate.task);
+  cosine_.resize(decided_.size() * group);
+  system_.ops.cosine({system_.shape, decided_.data(), cosine_.data(), std::ssize(decided_)});
 
   for (size_t i = 0; i < candidates_.size(); ++i) {
     SequenceKv& sequence = *candidates_[i].sequence;

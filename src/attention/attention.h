@@ -61,8 +61,9 @@ class Attention {
 
   std::vector<SequenceLayerView> views_;  // [batch] of the layer at hand
   std::vector<int64_t> first_tokens_;     // [batch]
-  std::vector<Candidate> candidates_, misses_;
-  std::vector<HeadTask> tasks_;
+  std::vector<Candidate> candidates_, corrections_, misses_;
+  std::vector<HeadTask> tasks_;    // all heads of the step
+  std::vector<HeadTask> decided_;  // those of candidates_, side by side
   std::vector<float> cosine_, log_sum_exp_, full_log_sum_exp_;
   std::vector<int64_t> rows_read_;
   std::vector<SelectTask> select_tasks_;

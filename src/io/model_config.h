@@ -40,7 +40,7 @@ struct ModelConfig {
 };
 
 // Reads config.json of a model directory.
-// Fails: kUnsupported for a model or feature that is not implemented, kBadFile for a missing or
+// Fails: kUnsupported for a model or feature that is refused, kBadFile for a missing or
 // malformed file, a missing key, or a value of the wrong type or out of range; the key is named.
 Result<ModelConfig> load_model_config(const std::filesystem::path& model_dir);
 

@@ -10,8 +10,8 @@
 namespace clo {
 
 // The settings in force. `max_positions` is the default of original_max_position_embeddings.
-// Fails: kUnsupported for a scaling type or key that is not implemented, kBadFile for a value of
-// the wrong type or out of range.
+// Fails: kUnsupported for a scaling type or key other than those of RopeConfig, kBadFile for a
+// value of the wrong type or out of range.
 Result<RopeConfig> read_rope(const JsonObject& config, int64_t max_positions);
 
 }  // namespace clo

@@ -88,7 +88,6 @@ void HostStore::publish(PageId page, const PageKey& key, std::span<const int32_t
   CLO_CHECK(tokens.size() == kPageTokens, tokens.size());
   if (!by_key_.emplace(key, page).second) return;
   entry.state = PageState::kPublished;
-  entry.has_key = true;
   entry.key = key;
   entry.tokens.assign(tokens.begin(), tokens.end());
 }

@@ -80,8 +80,7 @@ class HostStore {
   struct Page {
     PageState state = PageState::kFree;
     int32_t references = 0;
-    bool has_key = false;
-    PageKey key;
+    PageKey key;                            // when published
     std::vector<int32_t> tokens;            // of this page, kept to verify a find
     std::list<PageId>::iterator unused_at;  // valid when published with zero references
   };

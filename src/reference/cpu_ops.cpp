@@ -49,18 +49,6 @@ std::string CpuOps::description() const {
          (num_threads_ == 1 ? " thread)" : " threads)");
 }
 
-int64_t CpuOps::scratch_bytes() const {
-  const auto bytes = [](const auto& v) {
-    return static_cast<int64_t>(v.capacity() * sizeof(v[0]));
-  };
-  int64_t total = bytes(weight_f32_) + bytes(packed_keys_) + bytes(packed_values_) +
-                  bytes(row_max_) + bytes(row_sum_) + bytes(scaled_queries_) + bytes(partial_) +
-                  bytes(first_part_);
-  for (const auto& rows : row_lists_) total += bytes(rows);
-  for (const auto& tile : tile_) total += bytes(tile);
-  return total;
-}
-
 int64_t CpuOps::scratch_bytes_for(const KvShape& shape, int64_t matrix_rows, int64_t matrix_cols,
                                   int64_t step_rows, int64_t context_tokens, int64_t batch) {
   constexpr int64_t kFloat = sizeof(float);

@@ -33,9 +33,8 @@ class CpuOps final : public Ops {
   void attend(const AttendParams& params) override;
   void full_scores(const FullScoreParams& params) override;
 
-  // Bytes of scratch held for weight conversion, packed pages and scores.
-  int64_t scratch_bytes() const;
-  // What scratch_bytes() grows to: largest weight matrix [matrix_rows, matrix_cols], steps of
+  // What the scratch of an instance grows to: weight conversion, packed pages, scores, row lists
+  // and the GEMM library's own. Largest weight matrix [matrix_rows, matrix_cols], steps of
   // `step_rows` tokens, `batch` sequences of `context_tokens`.
   static int64_t scratch_bytes_for(const KvShape& shape, int64_t matrix_rows, int64_t matrix_cols,
                                    int64_t step_rows, int64_t context_tokens, int64_t batch);
