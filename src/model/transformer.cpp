@@ -11,7 +11,7 @@ namespace clo {
 namespace {
 
 struct Workspace {
-  int64_t x, normed, qkv, attended, gate_up, inner, predicted, logits;
+  int64_t x, normed, qkv, attended, gate_up, inner, rotary, predicted, logits;
 };
 
 Workspace workspace_floats(const ModelConfig& c, int64_t rows, int64_t logit_rows) {
@@ -22,6 +22,7 @@ Workspace workspace_floats(const ModelConfig& c, int64_t rows, int64_t logit_row
           rows * q,
           rows * 2 * c.intermediate_size,
           rows * c.intermediate_size,
+          rows * (c.head_dim / 2),
           logit_rows * q,
           logit_rows * c.vocab_size};
 }
@@ -32,8 +33,8 @@ int64_t Transformer::workspace_bytes(const ModelConfig& config, int64_t max_rows
                                      int64_t max_logit_rows) {
   const Workspace w = workspace_floats(config, max_rows, max_logit_rows);
   int64_t total = 0;
-  for (const int64_t floats :
-       {w.x, w.normed, w.qkv, w.attended, w.gate_up, w.inner, w.predicted, w.logits}) {
+  for (const int64_t floats : {w.x, w.normed, w.qkv, w.attended, w.gate_up, w.inner, w.rotary,
+                               w.rotary, w.predicted, w.logits}) {
     total += round_up(floats * int64_t{sizeof(float)}, Arena::kAlignment);
   }
   return total;
@@ -63,6 +64,8 @@ Result<Transformer> Transformer::create(const Weights& weights, Ops& ops, Attent
   CLO_TRY(take(w.attended, model.attended_));
   CLO_TRY(take(w.gate_up, model.gate_up_));
   CLO_TRY(take(w.inner, model.inner_));
+  CLO_TRY(take(w.rotary, model.cosine_));
+  CLO_TRY(take(w.rotary, model.sine_));
   CLO_TRY(take(w.predicted, model.predicted_));
   CLO_TRY(take(w.logits, model.logits_));
   return model;
@@ -73,16 +76,27 @@ void Transformer::normalise(const float* weight, int64_t rows) {
   ops_->rms_norm({x_, weight, normed_, rows, c.hidden_size, c.hidden_size, c.rms_norm_eps});
 }
 
+void Transformer::make_rotary_table() {
+  RotaryTableParams params;
+  params.positions = positions_.data();
+  params.inverse_frequencies = inverse_frequencies_.data();
+  params.cosine = cosine_;
+  params.sine = sine_;
+  params.attention_factor = static_cast<float>(weights_->config().rope.attention_factor);
+  params.num_rows = std::ssize(positions_);
+  params.half_dim = static_cast<int32_t>(std::ssize(inverse_frequencies_));
+  ops_->rotary_table(params);
+}
+
 void Transformer::rotate_heads(float* x, int64_t stride, int64_t num_heads, const float* norm,
                                int64_t rows) {
   const ModelConfig& c = weights_->config();
   RotateParams params;
   params.x = x;
-  params.positions = positions_.data();
-  params.inverse_frequencies = inverse_frequencies_.data();
+  params.cosine = cosine_;
+  params.sine = sine_;
   params.norm_weight = norm;
   params.norm_epsilon = c.rms_norm_eps;
-  params.attention_factor = static_cast<float>(c.rope.attention_factor);
   params.num_rows = rows;
   params.stride = stride;
   params.num_heads = static_cast<int32_t>(num_heads);
@@ -106,6 +120,7 @@ bool Transformer::run_layers(int64_t rows, const std::function<bool()>& proceed)
   const ModelConfig& c = weights_->config();
   const int64_t q = c.num_q_heads * c.head_dim, kv = c.num_kv_heads * c.head_dim;
   const int64_t stride = q + 2 * kv;
+  make_rotary_table();
   const auto num_layers = static_cast<int32_t>(c.num_layers);
   for (int32_t l = 0; l < num_layers; ++l) {
     if (proceed && !proceed()) return false;

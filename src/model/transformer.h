@@ -36,6 +36,8 @@ class Transformer {
 
  private:
   Transformer(const Weights& weights, Ops& ops, Attention& attention);
+  // positions_ -> cosine_, sine_.
+  void make_rotary_table();
   // Runs all layers over x_; false when abandoned.
   bool run_layers(int64_t rows, const std::function<bool()>& proceed);
   // Queries of `layer` foreseen from x_, into predicted_.
@@ -51,6 +53,8 @@ class Transformer {
   std::vector<int64_t> positions_;
   // Workspace in the device arena.
   float* x_ = nullptr;          // [max_rows, hidden_size] residual stream
+  float* cosine_ = nullptr;     // [max_rows, head_dim / 2] of this step's positions
+  float* sine_ = nullptr;       // [max_rows, head_dim / 2]
   float* normed_ = nullptr;     // [max_rows, hidden_size]
   float* qkv_ = nullptr;        // [max_rows, (num_q_heads + 2 num_kv_heads) * head_dim]
   float* attended_ = nullptr;   // [max_rows, num_q_heads * head_dim]

@@ -18,6 +18,7 @@ class Ops {
   virtual void embed(const EmbedParams& params) = 0;
   virtual void rms_norm(const RmsNormParams& params) = 0;
   virtual void linear(const LinearParams& params) = 0;
+  virtual void rotary_table(const RotaryTableParams& params) = 0;
   virtual void rotate(const RotateParams& params) = 0;
   virtual void gated_silu(const GatedSiluParams& params) = 0;
 

@@ -44,15 +44,26 @@ struct LinearParams {
   bool accumulate = false;
 };
 
+// cos and sin of every position's angles, times the attention factor (YaRN): made once per step,
+// read by every layer.
+struct RotaryTableParams {
+  const int64_t* positions = nullptr;          // [num_rows]
+  const float* inverse_frequencies = nullptr;  // [half_dim]
+  float* cosine = nullptr;                     // [num_rows, half_dim]
+  float* sine = nullptr;                       // [num_rows, half_dim]
+  float attention_factor = 1;
+  int64_t num_rows = 0;
+  int32_t half_dim = 0;
+};
+
 // QK-norm (optional) and rotary embedding, in place, of heads in a projection's output. The
 // rotation pairs element i with i + head_dim/2 (the layout of Hugging Face checkpoints).
 struct RotateParams {
   float* x = nullptr;  // [num_rows, stride]; heads are the first num_heads x head_dim elements
-  const int64_t* positions = nullptr;          // [num_rows]
-  const float* inverse_frequencies = nullptr;  // [head_dim / 2]
-  const float* norm_weight = nullptr;          // [head_dim] or null: no QK-norm
+  const float* cosine = nullptr;       // [num_rows, head_dim / 2]
+  const float* sine = nullptr;         // [num_rows, head_dim / 2]
+  const float* norm_weight = nullptr;  // [head_dim] or null: no QK-norm
   float norm_epsilon = 0;
-  float attention_factor = 1;  // multiplies cos and sin (YaRN)
   int64_t num_rows = 0;
   int64_t stride = 0;
   int32_t num_heads = 0;

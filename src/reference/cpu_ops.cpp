@@ -131,18 +131,27 @@ void CpuOps::linear(const LinearParams& p) {
   }
 }
 
-void CpuOps::rotate(const RotateParams& p) {
-  const int32_t half = p.head_dim / 2;
+void CpuOps::rotary_table(const RotaryTableParams& p) {
 #pragma omp parallel for schedule(static) num_threads(num_threads_) if (p.num_rows >= 16)
   for (int64_t r = 0; r < p.num_rows; ++r) {
-    float cosine[kMaxHeadDim / 2], sine[kMaxHeadDim / 2];
-    for (int32_t i = 0; i < half; ++i) {
+    float* cosine = p.cosine + r * p.half_dim;
+    float* sine = p.sine + r * p.half_dim;
+    for (int32_t i = 0; i < p.half_dim; ++i) {
       // The product is rounded to f32 as the reference implementation does; its cosine is then
       // taken exactly, since at large angles f32 library routines differ.
       const float angle = static_cast<float>(p.positions[r]) * p.inverse_frequencies[i];
       cosine[i] = static_cast<float>(std::cos(static_cast<double>(angle))) * p.attention_factor;
       sine[i] = static_cast<float>(std::sin(static_cast<double>(angle))) * p.attention_factor;
     }
+  }
+}
+
+void CpuOps::rotate(const RotateParams& p) {
+  const int32_t half = p.head_dim / 2;
+#pragma omp parallel for schedule(static) num_threads(num_threads_) if (p.num_rows >= 16)
+  for (int64_t r = 0; r < p.num_rows; ++r) {
+    const float* cosine = p.cosine + r * half;
+    const float* sine = p.sine + r * half;
     for (int32_t h = 0; h < p.num_heads; ++h) {
       float* x = p.x + r * p.stride + int64_t{h} * p.head_dim;
       if (p.norm_weight != nullptr) {

@@ -24,6 +24,7 @@ class CpuOps final : public Ops {
   void embed(const EmbedParams& params) override;
   void rms_norm(const RmsNormParams& params) override;
   void linear(const LinearParams& params) override;
+  void rotary_table(const RotaryTableParams& params) override;
   void rotate(const RotateParams& params) override;
   void gated_silu(const GatedSiluParams& params) override;
   void append(const AppendParams& params) override;

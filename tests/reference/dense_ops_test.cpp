@@ -183,13 +183,15 @@ RC_GTEST_PROP(Rotate, EqualsTheDefinition, ()) {
   for (int64_t r = 0; r < rows; ++r) positions.push_back(random.below(r % 2 == 0 ? 300 : 2000000));
   const auto run = [&](int threads) {
     std::vector<float> x = before;
+    std::vector<float> cosine(static_cast<size_t>(rows) * (dim / 2)), sine(cosine.size());
+    CpuOps(threads).rotary_table(
+        {positions.data(), frequencies.data(), cosine.data(), sine.data(), factor, rows, dim / 2});
     RotateParams params;
     params.x = x.data();
-    params.positions = positions.data();
-    params.inverse_frequencies = frequencies.data();
+    params.cosine = cosine.data();
+    params.sine = sine.data();
     params.norm_weight = norm ? norm_weight.data() : nullptr;
     params.norm_epsilon = 1e-6f;
-    params.attention_factor = factor;
     params.num_rows = rows;
     params.stride = stride;
     params.num_heads = heads;
