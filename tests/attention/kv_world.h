@@ -34,6 +34,7 @@ class WatchedOps final : public Ops {
   void embed(const EmbedParams& p) override { ops_.embed(p); }
   void rms_norm(const RmsNormParams& p) override { ops_.rms_norm(p); }
   void linear(const LinearParams& p) override { ops_.linear(p); }
+  void rotary_table(const RotaryTableParams& p) override { ops_.rotary_table(p); }
   void rotate(const RotateParams& p) override { ops_.rotate(p); }
   void gated_silu(const GatedSiluParams& p) override { ops_.gated_silu(p); }
   void append(const AppendParams& p) override { ops_.append(p); }
