@@ -11,7 +11,7 @@
 
 #include "base/try.h"
 #include "base/units.h"
-#include "commands.h"
+#include "bench_commands.h"
 #include "engine/memory.h"
 #include "eval/documents.h"
 #include "flags.h"
@@ -176,14 +176,14 @@ Result<int> decode(const DecodeFlags& flags) {
   }
   CLO_ASSIGN(const auto dir, resolve_model_dir(options.model_dir));
   CLO_ASSIGN(const ModelConfig config, load_model_config(dir));
-  CLO_ASSIGN(const KvShape shape, kv_shape(config, options));
+  const KvShape shape = kv_shape(config, options);
   const int64_t weight_bytes = Weights::required_bytes(config, shape.type);
   const int threads = options.threads > 0 ? options.threads : omp_get_num_procs();
   const double bandwidth = read_bandwidth(threads);
 
   nlohmann::json head = {{"kind", "run"},
                          {"bench", "decode"},
-                         {"commit", CLO_COMMIT},
+                         {"commit", commit_name()},
                          {"model", flags.engine.model},
                          {"command", command_line()},
                          {"machine", machine_name()},
@@ -277,7 +277,14 @@ Command add_bench(CLI::App& app) {
       "read by selections, fetched rows\ntwice (read, written). of floor: those bytes per second "
       "over "
       "the read bandwidth measured in this run.");
-  return [flags] { return decode(*flags); };
+  std::vector<BenchCommand> commands = {{sub, [flags] { return decode(*flags); }}};
+  add_gpu_benches(app, commands);
+  return [commands]() -> Result<int> {
+    for (const BenchCommand& command : commands) {
+      if (command.sub->parsed()) return command.run();
+    }
+    return Error{ErrorCode::kBadFlag, "no benchmark was named", "clo bench"};
+  };
 }
 
 }  // namespace clo::app

@@ -251,7 +251,7 @@ Result<int> recall(const RecallFlags& flags) {
     }
   }
   nlohmann::json head = {{"kind", "run"},
-                         {"commit", CLO_COMMIT},
+                         {"commit", commit_name()},
                          {"version", version()},
                          {"command", command_line()},
                          {"machine", machine_name()},

@@ -237,7 +237,7 @@ void EngineFlags::add_to(CLI::App& app, bool with_context) {
   const auto add = [&](const char* name, auto& target, const char* help) {
     return add_value(app, name, target, help)->group("Machine");
   };
-  add("--backend", backend, "auto or cpu (cuda is not part of this build)");
+  add("--backend", backend, "auto (a GPU where one is there), cpu or cuda");
   add("--threads", threads, "CPU threads (all cores)");
   add("--dtype", dtype, "Weights, KV and products: auto (as the files), f32, bf16");
   add("--device-memory,--gpu-memory", device_memory,
@@ -245,7 +245,8 @@ void EngineFlags::add_to(CLI::App& app, bool with_context) {
       ->type_name("SIZE");
   add("--host-memory", host_memory, "Budget of the host store, such as 64GiB")->type_name("SIZE");
   if (with_context) add("--context", context, "Longest context in tokens (the model's limit)");
-  add("--prefill-chunk", prefill_chunk, "Prompt tokens per prefill step (512)");
+  add("--prefill-chunk", prefill_chunk,
+      "Prompt tokens per prefill step (cpu 512; cuda the whole prompt if it fits)");
   add("--bits", bits, "Bits of a key's code (128), a multiple of 64; 0: no codes");
   add("--profile", profile, "Head profile: importance, difficulty, trained hash weights")
       ->type_name("FILE");

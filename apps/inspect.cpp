@@ -10,6 +10,8 @@
 #include "base/try.h"
 #include "base/units.h"
 #include "commands.h"
+#include "device/device_facts.h"
+#include "engine/backend.h"
 #include "engine/checks.h"
 #include "engine/memory.h"
 #include "flags.h"
@@ -89,6 +91,33 @@ void print_plan(const MemoryPlan& plan) {
   std::printf("  %-18s %-8s %12s\n\n", "total", "host", format_bytes(plan.host_bytes).c_str());
 }
 
+std::string version_text(int32_t version) {
+  return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
+}
+
+void print_devices(const EngineOptions& options, const BackendChoice& choice) {
+  const int threads =
+      options.threads > 0 ? options.threads : static_cast<int>(std::thread::hardware_concurrency());
+  line("cpu", CpuOps(threads).description());
+  const auto facts = device_facts();
+  if (!facts) {
+    line("gpu", "none: " + facts.error().message);
+  } else {
+    line("gpu", facts->name + ", compute capability " + std::to_string(facts->capability_major) +
+                    "." + std::to_string(facts->capability_minor) + ", " +
+                    std::to_string(facts->num_multiprocessors) + " multiprocessors, " +
+                    format_bytes(facts->free_memory_bytes) + " of " +
+                    format_bytes(facts->memory_bytes) + " free; driver for CUDA " +
+                    version_text(facts->driver_version) + ", built with " +
+                    version_text(facts->runtime_version));
+    for (const DeviceFeature& feature : facts->features) {
+      line("", feature.name + ": " + (feature.present ? "yes, " : "no, ") + feature.reason);
+    }
+  }
+  line("backend", std::string(choice.backend == Backend::kCuda ? "cuda" : "cpu") +
+                      (choice.note.empty() ? "" : "; " + choice.note));
+}
+
 Result<int> inspect(const InspectFlags& flags) {
   CLO_ASSIGN(EngineOptions options, flags.engine.resolve());
   CLO_ASSIGN(options.policy, flags.policy.resolve());
@@ -107,6 +136,10 @@ Result<int> inspect(const InspectFlags& flags) {
   CLO_ASSIGN(const Tokenizer tokenizer, Tokenizer::load(dir));
   CLO_TRY(check_vocabulary(tokenizer, config, dir));
   CLO_ASSIGN(const auto chat_template, ChatTemplate::load(dir));
+  const KvShape shape = kv_shape(config, options);
+  CLO_ASSIGN(const BackendChoice choice, choose_backend(options, shape));
+  options.backend = choice.backend;
+  options.prefill_chunk = resolve_prefill_chunk(config, options, shape, nullptr);
   CLO_ASSIGN(const PlanInput input, plan_input(config, options));
   CLO_TRY(check_policy(options.policy, input.shape));
   std::optional<HeadProfile> profile;
@@ -131,11 +164,7 @@ Result<int> inspect(const InspectFlags& flags) {
   line("end of sequence", ids_text(generation.eos_ids));
   line("profile id", model_fingerprint(config));
   if (profile) line("profile", describe_profile(options.profile, *profile));
-  line("devices",
-       "cuda: not part of this build; cpu: " +
-           CpuOps(options.threads > 0 ? options.threads
-                                      : static_cast<int>(std::thread::hardware_concurrency()))
-               .description());
+  print_devices(options, choice);
 
   std::printf("\n  %s\n  for %lld sequence(s) of %lld tokens, %s per token of KV\n",
               describe(options.policy).c_str(), static_cast<long long>(input.batch),

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <sched.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -67,6 +68,15 @@ void remember_command_line(int argc, char** argv) {
 }
 
 const std::string& command_line() { return typed_command; }
+
+const char* commit_name() { return CLO_COMMIT; }
+
+int num_cpus() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (sched_getaffinity(0, sizeof set, &set) != 0) return 1;
+  return CPU_COUNT(&set);
+}
 
 std::string machine_name() {
   std::ifstream cpus("/proc/cpuinfo");

@@ -14,6 +14,10 @@ void remember_command_line(int argc, char** argv);
 const std::string& command_line();
 // The processor, as /proc/cpuinfo names it; "unknown" without one.
 std::string machine_name();
+// Of the source that was built, as results name it.
+const char* commit_name();
+// Cores this process may run on.
+int num_cpus();
 
 bool stdin_is_terminal();
 bool stderr_is_terminal();

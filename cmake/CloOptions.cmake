@@ -10,17 +10,17 @@ endif()
 
 # Contraction is off so that a sum of products is the same on every machine unless a
 # vector loop asks for fused multiply-add by name.
-add_compile_options(-Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion -Werror
-                    -ffp-contract=off)
+set(CLO_CXX_FLAGS -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion -Werror
+                  -ffp-contract=off)
+add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:${CLO_CXX_FLAGS}>")
 
 # GCC 12 warns of overlap inside std::string's own operator+ (its bug 105651, fixed in 13).
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
-  add_compile_options(-Wno-restrict)
+  add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-Wno-restrict>)
 endif()
 
 if(CLO_SANITIZE)
-  add_compile_options(-fsanitize=address,undefined -fno-sanitize-recover=all
-                      -fno-omit-frame-pointer)
+  add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:-fsanitize=address,undefined;-fno-sanitize-recover=all;-fno-omit-frame-pointer>")
   add_link_options(-fsanitize=address,undefined)
 endif()
 

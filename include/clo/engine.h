@@ -35,7 +35,7 @@ struct EngineOptions {
   int64_t host_memory_bytes = 0;    // 0: what the requests need, within what the system has
   int64_t max_context_tokens = 0;   // 0: the model's limit
   int32_t max_batch = 8;            // sequences that run at once; others wait
-  int32_t prefill_chunk = 512;      // prompt tokens per prefill step
+  int32_t prefill_chunk = 0;        // prompt tokens per prefill step; 0: the backend's choice
   int32_t code_bits = 128;          // per key; 0: none, so no hash selection
   bool keep_prefixes = true;        // full pages of finished prompts stay for later requests
   bool require_tokenizer = true;    // false: a model without one serves token ids only
@@ -78,7 +78,7 @@ struct Request {
   std::optional<PolicyOptions> policy;      // absent: the engine's
 
   std::function<void(std::string_view)> on_text;     // pieces of the answer, whole characters
-  std::function<void(const Progress&)> on_progress;  // after each prefill chunk
+  std::function<void(const Progress&)> on_progress;  // during prefill, now and then
   std::function<bool()> keep_going;                  // false: cancel; asked between layers
 
   // For evaluation: the answer is forced to these tokens, and each step's logits are shown.
@@ -109,12 +109,16 @@ class Engine {
   Engine& operator=(const Engine&) = delete;
 
   // Queues a request. Fails: kBadRequest, kTooLong, kUnsupported, kBadFlag, or the memory codes
-  // when it could never run; nothing is queued then.
+  // when it could never run; kDeviceFault once the device has failed. Nothing is queued then.
   Result<RequestId> submit(Request request);
   // Runs one step: admits what fits, prefills one chunk, decodes one token of every running
   // sequence. False when there was nothing to do.
   bool step();
   void cancel(RequestId id);
+  // Whether Request::measure_mass is served: by the CPU backend alone.
+  bool can_measure_mass() const;
+  // False once the device has failed in a step: load a new engine.
+  bool healthy() const;
   // The answer of a finished request, once.
   std::optional<Response> take(RequestId id);
   // submit, step until it has finished, take. Other requests go on meanwhile.

@@ -44,7 +44,7 @@ void Attention::append(int32_t layer, const float* keys, const float* values, in
   params.row_stride = row_stride;
   params.num_sequences = std::ssize(batch_);
   params.tokens_per_sequence = tokens_per_sequence_;
-  system_.ops.append(params);
+  system_.ops->append(params);
 }
 
 HeadTask Attention::make_task(SequenceKv& sequence, int32_t layer, int32_t kv_head,
@@ -109,7 +109,7 @@ void Attention::attend_prefill(int32_t layer, const float* queries, int64_t quer
   params.first_token = sequence.num_tokens();
   params.num_tokens = tokens_per_sequence_;
   params.scale = scale_;
-  system_.ops.prefill_attention(params);
+  system_.ops->prefill_attention(params);
   if (!prime_) return;
 
   const float* last = queries + (tokens_per_sequence_ - 1) * query_stride;
@@ -193,7 +193,7 @@ void Attention::attend_decode(int32_t layer, const float* queries, int64_t query
   }
   const bool guard = system_.guard_host_rows && system_.store != nullptr;
   if (guard) system_.store->set_accessible(false);
-  system_.ops.attend(params);
+  system_.ops->attend(params);
   if (guard) system_.store->set_accessible(true);
 
   for (size_t t = 0; t < tasks_.size(); ++t) {
@@ -221,7 +221,7 @@ void Attention::refresh(int32_t layer, Cause cause) {
   decided_.clear();
   for (const Candidate& candidate : candidates_) decided_.push_back(candidate.task);
   cosine_.resize(decided_.size() * group);
-  system_.ops.cosine({system_.shape, decided_.data(), cosine_.data(), std::ssize(decided_)});
+  system_.ops->cosine({system_.shape, decided_.data(), cosine_.data(), std::ssize(decided_)});
 
   for (size_t i = 0; i < candidates_.size(); ++i) {
     SequenceKv& sequence = *candidates_[i].sequence;
@@ -299,7 +299,7 @@ void Attention::select_and_fetch(int32_t layer, Cause cause) {
     task.tokens = selected_.data() + at;
     at += static_cast<size_t>(task.num_select);
   }
-  system_.ops.select({shape, select_tasks_.data(), std::ssize(select_tasks_), scale_});
+  system_.ops->select({shape, select_tasks_.data(), std::ssize(select_tasks_), scale_});
 
   moves_.clear();
   differences_.resize(std::max(differences_.size(), misses_.size()));
@@ -354,7 +354,7 @@ void Attention::select_and_fetch(int32_t layer, Cause cause) {
 void Attention::measure_mass(int32_t layer) {
   const auto group = static_cast<size_t>(system_.shape.group_size());
   full_log_sum_exp_.resize(tasks_.size() * group);
-  system_.ops.full_scores(
+  system_.ops->full_scores(
       {system_.shape, tasks_.data(), std::ssize(tasks_), scale_, full_log_sum_exp_.data()});
   for (size_t t = 0; t < tasks_.size(); ++t) {
     if (tasks_[t].attend_all) continue;

@@ -23,7 +23,7 @@ struct HeadProfile {
 
 struct KvSystem {
   KvShape shape;
-  Ops& ops;
+  Ops* ops = nullptr;  // null: the backend runs its steps itself (cuda/)
   TransferEngine& transfer;
   Arena& device;
   HostStore* store = nullptr;  // null: nothing is offloaded and no prefix is kept

@@ -102,8 +102,12 @@ Status SequenceKv::reserve(const Options& options) {
   device_kv_bytes_ = heads_bytes;
   std::byte* at = block_;
   for (const uint8_t resident : resident_) {
-    heads_.push_back(
-        bind_head_cache(shape, head_spec(policy_, capacity_tokens_, resident != 0), at));
+    const HeadCacheSpec spec = head_spec(policy_, capacity_tokens_, resident != 0);
+    heads_.push_back(view_head_cache(shape, spec, at));
+    const std::span<std::byte> records = head_cache_records(shape, spec, at);
+    system_.transfer.fill(records.data(), 0, std::ssize(records));
+    system_.transfer.fill(reinterpret_cast<std::byte*>(heads_.back().slot_token), 0xFF,
+                          int64_t{4} * spec.slot_capacity);
     at += bytes_of(resident);
   }
   if (needs_host_copy(system_, options)) CLO_TRY(take_pages(num_pages));

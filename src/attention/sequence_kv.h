@@ -42,6 +42,8 @@ class SequenceKv {
   int64_t num_tokens() const { return num_tokens_; }
   int64_t capacity_tokens() const { return capacity_tokens_; }
   const PolicyOptions& policy() const { return policy_; }
+  // Measurement: other numbers over the same memory. Requires: no larger a set than was reserved.
+  void set_policy(const PolicyOptions& policy) { policy_ = policy; }
 
   SequenceLayerView layer_view(int32_t layer);
   HeadCacheView& head(int32_t layer, int32_t kv_head);
@@ -57,6 +59,11 @@ class SequenceKv {
   // Makes full pages of `tokens` [num_tokens()] findable by later sequences. Not for a sequence
   // that failed: its rows may be wrong.
   void publish(std::span<const int32_t> tokens);
+
+  // What a backend that runs steps by itself needs to reach the same memory.
+  std::span<const PageId> pages() const { return pages_; }  // empty: no host copy
+  // [num_layers, pages]; the first `pages` entries start the code blocks. Empty: no codes.
+  std::span<uint64_t* const> device_code_table() const { return device_codes_; }
 
   KvCounters& counters(int32_t layer) { return counters_[static_cast<size_t>(layer)]; }
   std::span<const KvCounters> layer_counters() const { return counters_; }

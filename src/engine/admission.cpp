@@ -118,6 +118,11 @@ Result<std::unique_ptr<Sequence>> Engine::Impl::make_sequence(Request request) {
     sampling.repetition_penalty = generation.repetition_penalty.value_or(1.0f);
   }
   CLO_TRY(validate(sampling));
+  if (cuda && request.measure_mass) {
+    return Error{ErrorCode::kUnsupported,
+                 "attention mass is measured on the CPU backend only; use --backend cpu",
+                 "measure_mass"};
+  }
   const PolicyOptions policy = request.policy.value_or(options.policy);
   CLO_TRY(check_policy(policy, shape));
 
@@ -166,6 +171,7 @@ bool Engine::Impl::admit() {
       continue;
     }
     sequence.kv = std::move(kv).value();
+    runner->begin(*sequence.kv, sequence.sampler.options());
     sequence.state = Sequence::State::kPrefill;
     sequence.admitted = Clock::now();
     running.push_back(std::move(*at));

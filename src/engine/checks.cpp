@@ -16,16 +16,11 @@ Status check_options(const EngineOptions& o) {
   if (o.host_memory_bytes < 0) return bad("--host-memory", "a size", o.host_memory_bytes);
   if (o.max_context_tokens < 0) return bad("--context", "a number of tokens", o.max_context_tokens);
   if (o.max_batch < 1 || o.max_batch > 512) return bad("--batch", "1 to 512", o.max_batch);
-  if (o.prefill_chunk < 16 || o.prefill_chunk > (1 << 20)) {
+  if (o.prefill_chunk != 0 && (o.prefill_chunk < 16 || o.prefill_chunk > (1 << 20))) {
     return bad("--prefill-chunk", "16 to 1048576 tokens", o.prefill_chunk);
   }
   if (o.code_bits < 0 || o.code_bits > 512 || o.code_bits % 64 != 0) {
     return bad("--bits", "0 or a multiple of 64 up to 512", o.code_bits);
-  }
-  if (o.backend == Backend::kCuda) {
-    return Error{ErrorCode::kDeviceFault,
-                 "the CUDA backend is not part of this build; use --backend cpu or auto",
-                 "--backend"};
   }
   return validate(o.policy);
 }

@@ -10,7 +10,7 @@
 
 namespace clo {
 
-// The options alone. Fails: kBadFlag; kDeviceFault for a backend that is not in this build.
+// The options alone. Fails: kBadFlag.
 Status check_options(const EngineOptions& options);
 // Fails: kBadFlag when more context is asked for than the model has.
 Status check_context(const EngineOptions& options, const ModelConfig& config);

@@ -3,6 +3,7 @@
 #include <malloc.h>
 
 #include <algorithm>
+#include <stdexcept>
 
 #include "base/check.h"
 #include "base/try.h"
@@ -28,12 +29,15 @@ std::string_view finish_reason_name(FinishReason reason) {
 
 Engine::Engine(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Engine::~Engine() {
-  // Sequences give pages and blocks back to stores that the engine owns: they go first.
+  // Sequences give pages and blocks back to stores that the engine owns: they go first, and before
+  // them what the backend still runs for them.
+  for (auto& sequence : impl_->running) impl_->release(*sequence);
   impl_->running.clear();
   impl_->queue.clear();
 }
 
 Result<RequestId> Engine::submit(Request request) {
+  if (impl_->fault) return *impl_->fault;
   CLO_ASSIGN(std::unique_ptr<Sequence> sequence, impl_->make_sequence(std::move(request)));
   sequence->id = impl_->next_id++;
   const RequestId id = sequence->id;
@@ -42,11 +46,40 @@ Result<RequestId> Engine::submit(Request request) {
 }
 
 bool Engine::step() {
-  bool any = impl_->admit();
-  any = impl_->prefill_one() || any;
-  any = impl_->decode_all() || any;
+  bool any = false;
+  try {
+    any = impl_->admit();
+    any = impl_->prefill_one() || any;
+    any = impl_->decode_all() || any;
+  } catch (const std::runtime_error& error) {
+    impl_->fail_all(error.what());
+    any = true;
+  }
   impl_->remove_finished();
   return any;
+}
+
+bool Engine::can_measure_mass() const { return impl_->cuda == nullptr; }
+bool Engine::healthy() const { return !impl_->fault.has_value(); }
+
+void Engine::Impl::fail_all(const std::string& what) {
+  fault = Error{ErrorCode::kDeviceFault, "the device failed: " + what, ""};
+  for (auto& sequence : running) {
+    if (sequence->kv) finish(*sequence, FinishReason::kError, fault);
+  }
+  for (auto& sequence : queue) finish(*sequence, FinishReason::kError, fault);
+  queue.clear();
+}
+
+void Engine::Impl::release(Sequence& sequence) {
+  if (!sequence.kv) return;
+  try {
+    if (!fault) runner->end(*sequence.kv);
+  } catch (const std::runtime_error& error) {
+    // The memory is given back all the same: nothing runs on this device any more.
+    if (!fault) fault = Error{ErrorCode::kDeviceFault, error.what(), ""};
+  }
+  sequence.kv.reset();
 }
 
 void Engine::cancel(RequestId id) {
@@ -122,6 +155,9 @@ static void release_free_memory() {
 #endif
 }
 
+// Between two reports of progress inside a prefill chunk.
+static constexpr double kProgressSeconds = 0.2;
+
 bool Engine::Impl::prefill_one() {
   const auto found = std::find_if(running.begin(), running.end(), [](const auto& sequence) {
     return sequence->kv && sequence->state == Sequence::State::kPrefill;
@@ -132,17 +168,28 @@ bool Engine::Impl::prefill_one() {
   const int64_t count = std::min<int64_t>(options.prefill_chunk, sequence.prompt_tokens - done);
   const bool last = done + count == sequence.prompt_tokens;
   bool abandoned = false;
-  const std::span<const float> logits = model->prefill(
+  const auto tell = [&](int64_t tokens) {
+    if (!sequence.request.on_progress) return;
+    sequence.request.on_progress(
+        {sequence.prompt_tokens, tokens, seconds_since(sequence.admitted)});
+  };
+  // A chunk may be a whole prompt: inside it progress counts the layers that are done.
+  Clock::time_point told = Clock::now();
+  const auto proceed = [&](int32_t layers_done) {
+    if (seconds_since(told) >= kProgressSeconds) {
+      tell(done + count * layers_done / shape.num_layers);
+      told = Clock::now();
+    }
+    return !sequence.request.keep_going || sequence.request.keep_going();
+  };
+  const std::span<const float> logits = runner->prefill(
       std::span(sequence.tokens).subspan(static_cast<size_t>(done), static_cast<size_t>(count)),
-      *sequence.kv, last, last ? 1 : 0, sequence.request.keep_going, &abandoned);
+      *sequence.kv, last, proceed, &abandoned);
   if (abandoned) {
     finish(sequence, FinishReason::kCancelled);
     return true;
   }
-  if (sequence.request.on_progress) {
-    sequence.request.on_progress(
-        {sequence.prompt_tokens, done + count, seconds_since(sequence.admitted)});
-  }
+  tell(done + count);
   if (!last) return true;
   release_free_memory();
   sequence.state = Sequence::State::kDecode;
@@ -152,10 +199,14 @@ bool Engine::Impl::prefill_one() {
   return true;
 }
 
+// Whether the engine must see this sequence's logits: to show them or to force a token.
+static bool needs_logits(const Sequence& sequence) {
+  return sequence.request.on_logits || !sequence.request.forced_tokens.empty();
+}
+
 bool Engine::Impl::decode_all() {
   std::vector<Sequence*> batch;
-  std::vector<int32_t> ids;
-  std::vector<SequenceKv*> rows;
+  std::vector<DecodeRow> rows;
   bool any_stopped = false;
   for (auto& sequence : running) {
     // A token sampled by this step's prefill is fed from the next step on.
@@ -165,30 +216,41 @@ bool Engine::Impl::decode_all() {
       continue;
     }
     batch.push_back(sequence.get());
-    ids.push_back(sequence->tokens.back());
-    rows.push_back(sequence->kv.get());
+    rows.push_back({sequence->kv.get(), sequence->tokens.back(), needs_logits(*sequence)});
   }
   if (batch.empty()) return any_stopped;
   system->measure_mass = std::any_of(batch.begin(), batch.end(), [](const Sequence* sequence) {
     return sequence->request.measure_mass;
   });
-  const std::span<const float> logits = model->decode(ids, rows);
+  std::vector<DecodeOutcome> outcomes(rows.size());
+  runner->decode(rows, outcomes);
   for (size_t i = 0; i < batch.size(); ++i) {
+    const DecodeOutcome& outcome = outcomes[i];
+    if (outcome.kind == DecodeOutcome::Kind::kNotYet) continue;
     ++batch[i]->decode_steps;
-    take_logits(*batch[i], logits.subspan(i * static_cast<size_t>(config.vocab_size),
-                                          static_cast<size_t>(config.vocab_size)));
+    if (outcome.kind == DecodeOutcome::Kind::kLogits) {
+      take_logits(*batch[i], outcome.logits);
+    } else if (!outcome.finite) {
+      fail_not_finite(*batch[i]);
+    } else {
+      emit(*batch[i], outcome.token);
+    }
   }
   return true;
 }
 
+void Engine::Impl::fail_not_finite(Sequence& sequence) {
+  finish(sequence, FinishReason::kError,
+         Error{ErrorCode::kModelFault,
+               "the model gave logits that are not finite at position " +
+                   std::to_string(sequence.tokens.size() - 1) +
+                   "; the weights may be damaged, or need --dtype f32",
+               ""});
+}
+
 void Engine::Impl::take_logits(Sequence& sequence, std::span<const float> logits) {
   if (!all_finite(logits)) {
-    finish(sequence, FinishReason::kError,
-           Error{ErrorCode::kModelFault,
-                 "the model gave logits that are not finite at position " +
-                     std::to_string(sequence.tokens.size() - 1) +
-                     "; the weights may be damaged, or need --dtype f32",
-                 ""});
+    fail_not_finite(sequence);
     return;
   }
   if (sequence.request.on_logits) sequence.request.on_logits(logits);
@@ -240,7 +302,7 @@ void Engine::Impl::finish(Sequence& sequence, FinishReason reason, std::optional
       sequence.state == Sequence::State::kDecode) {
     sequence.kv->publish(sequence.tokens);
   }
-  sequence.kv.reset();
+  release(sequence);
   finished[sequence.id] = std::move(sequence.response);
 }
 

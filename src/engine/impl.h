@@ -15,6 +15,7 @@
 
 #include "attention/attention.h"
 #include "clo/engine.h"
+#include "cuda/backend.h"
 #include "engine/sampler.h"
 #include "io/generation_config.h"
 #include "io/model_config.h"
@@ -75,16 +76,20 @@ struct Engine::Impl {
   GenerationConfig generation;
   KvShape shape;
   int64_t max_context = 0;
-  std::unique_ptr<CpuOps> ops;
-  std::unique_ptr<TransferEngine> transfer;
-  std::unique_ptr<Arena> device;
+  std::string backend_note;           // why a device that is there is not used
+  std::unique_ptr<CudaBackend> cuda;  // null: the CPU backend
+  std::unique_ptr<CpuOps> ops;        // null: the CUDA backend
+  std::unique_ptr<TransferEngine> memcpy_engine;
+  std::optional<Arena> cpu_arena;
+  Arena* device = nullptr;
   std::unique_ptr<HostStore> store;
   std::unique_ptr<CodeCache> codes;
   std::unique_ptr<HashSigns> signs;
   std::unique_ptr<KvSystem> system;
   std::unique_ptr<Weights> weights;
   std::unique_ptr<Attention> attention;
-  std::unique_ptr<Transformer> model;
+  std::unique_ptr<Runner> runner;
+  std::optional<Error> fault;  // set once the device has failed: nothing runs any more
 
   RequestId next_id = 1;
   std::deque<std::unique_ptr<Sequence>> queue;
@@ -94,6 +99,10 @@ struct Engine::Impl {
   // load.cpp
   Status build(const std::filesystem::path& model_dir);
   Status build_memory(const TensorFiles& files);
+  Status take_device_memory();
+  Status make_host_store();
+  Status make_kv_system();
+  Status make_runner(const TensorFiles& files);
 
   // admission.cpp
   PlanInput plan_input(const PolicyOptions& policy, int64_t capacity_tokens, int64_t batch) const;
@@ -112,11 +121,16 @@ struct Engine::Impl {
   void take_logits(Sequence& sequence, std::span<const float> logits);
   void emit(Sequence& sequence, int32_t token);
   void finish(Sequence& sequence, FinishReason reason, std::optional<Error> error = {});
+  // The backend failed in a step: every request ends with `what`, and none is taken any more.
+  void fail_all(const std::string& what);
+  void fail_not_finite(Sequence& sequence);
+  // Ends what the backend runs for the sequence and frees its memory.
+  void release(Sequence& sequence);
   void remove_finished();
   bool wants_to_stop(Sequence& sequence);
 
   // report.cpp: the figures, from the counters and the clock.
-  void fill_report(Sequence& sequence) const;
+  void fill_report(Sequence& sequence);
 };
 
 }  // namespace clo

@@ -5,9 +5,11 @@
 #include <cmath>
 #include <filesystem>
 #include <limits>
+#include <stdexcept>
 
 #include "base/try.h"
 #include "base/units.h"
+#include "engine/backend.h"
 #include "engine/checks.h"
 #include "engine/impl.h"
 #include "engine/memory.h"
@@ -34,7 +36,12 @@ Result<std::unique_ptr<Engine>> Engine::load(const EngineOptions& options) {
   CLO_ASSIGN(ModelConfig config, load_model_config(dir));
   CLO_TRY(check_context(options, config));
   auto impl = std::make_unique<Impl>(options, std::move(config));
-  CLO_TRY(impl->build(dir));
+  try {
+    CLO_TRY(impl->build(dir));
+  } catch (const std::runtime_error& error) {
+    // What a device call throws; see device/cuda_error.h.
+    return Error{ErrorCode::kDeviceFault, error.what(), "--backend"};
+  }
   return std::unique_ptr<Engine>(new Engine(std::move(impl)));
 }
 
@@ -46,59 +53,99 @@ Status Engine::Impl::build(const std::filesystem::path& dir) {
   CLO_ASSIGN(generation, load_generation_config(dir, config));
   CLO_ASSIGN(const TensorFiles files, TensorFiles::open(dir));
 
-  CLO_ASSIGN(shape, kv_shape(config, options));
+  shape = kv_shape(config, options);
+  CLO_ASSIGN(const BackendChoice choice, choose_backend(options, shape));
+  options.backend = choice.backend;
+  backend_note = choice.note;
   CLO_TRY(check_policy(options.policy, shape));
   if (tokenizer) CLO_TRY(check_vocabulary(*tokenizer, config, dir));
   max_context = clo::max_context_tokens(config, options);
   if (options.threads == 0) options.threads = omp_get_num_procs();
-  ops = std::make_unique<CpuOps>(options.threads);
-  transfer = make_memcpy_engine(options.threads);
   return build_memory(files);
 }
 
 Status Engine::Impl::build_memory(const TensorFiles& files) {
-  const DType type = shape.type;
-  const int64_t max_rows = clo::max_step_rows(config, options);
-  const int64_t workspace_bytes = Transformer::workspace_bytes(config, max_rows, options.max_batch);
+  if (options.backend == Backend::kCuda) {
+    CLO_ASSIGN(cuda, CudaBackend::create(options.threads));
+  } else {
+    ops = std::make_unique<CpuOps>(options.threads);
+    memcpy_engine = make_memcpy_engine(options.threads);
+  }
+  CLO_TRY(take_device_memory());
+  CLO_TRY(make_host_store());
+  CLO_TRY(make_kv_system());
+  return make_runner(files);
+}
 
-  // Budgets that are not given are what the batch could need at most: the arenas only reserve
-  // addresses, and a page costs memory once it is written.
-  PolicyOptions widest = *preset("dense");
-  const PlanInput input = plan_input(widest, max_context, options.max_batch);
-  const MemoryPlan dense_plan = sketch_memory(input);
+Status Engine::Impl::take_device_memory() {
+  options.prefill_chunk = resolve_prefill_chunk(config, options, shape, cuda.get());
+  const int64_t weight_bytes = Weights::required_bytes(config, shape.type);
+  const int64_t workspace_bytes = step_workspace_bytes(config, options, shape);
+  const int64_t overhead_bytes = cuda ? cuda->overhead_bytes() : 0;
+
+  // A budget that is not given is what the batch could need at most. On the CPU an arena only
+  // reserves addresses; a device gives what it has free, less a margin for others.
+  const MemoryPlan dense_plan =
+      sketch_memory(plan_input(*preset("dense"), max_context, options.max_batch));
   const MemoryPlan own_plan =
       sketch_memory(plan_input(options.policy, max_context, options.max_batch));
   int64_t device_bytes = options.device_memory_bytes;
   if (device_bytes == 0) {
     device_bytes =
-        std::max(dense_plan.device_bytes, own_plan.device_bytes) +
+        std::max(dense_plan.device_bytes, own_plan.device_bytes) + overhead_bytes +
         // Each sequence's blocks are rounded to the arena's alignment.
         options.max_batch * (divide_up(max_context, kPageTokens) + 2) * Arena::kAlignment;
-  } else if (device_bytes < workspace_bytes + Weights::required_bytes(config, type)) {
-    return Error{ErrorCode::kDeviceMemory,
-                 "the device budget is " + format_bytes(device_bytes) + "; weights (" +
-                     format_bytes(Weights::required_bytes(config, type)) + ") and workspace (" +
-                     format_bytes(workspace_bytes) + ") alone need " +
-                     std::to_string(workspace_bytes + Weights::required_bytes(config, type)) +
-                     " bytes; raise --device-memory or lower --prefill-chunk",
-                 "--device-memory"};
+    if (cuda) {
+      device_bytes = std::min(device_bytes, cuda->free_bytes() / 100 * 97 + overhead_bytes);
+      options.device_memory_bytes = device_bytes;
+    }
   }
-  CLO_ASSIGN(Arena arena, Arena::create("device", device_bytes, ErrorCode::kDeviceMemory));
-  device = std::make_unique<Arena>(std::move(arena));
+  if (device_bytes < workspace_bytes + weight_bytes + overhead_bytes) {
+    return Error{
+        ErrorCode::kDeviceMemory,
+        "the device budget is " + format_bytes(device_bytes) + "; weights (" +
+            format_bytes(weight_bytes) + ") and workspace (" + format_bytes(workspace_bytes) + ")" +
+            (overhead_bytes > 0 ? " and the CUDA context (" + format_bytes(overhead_bytes) + ")"
+                                : "") +
+            " alone need " + std::to_string(workspace_bytes + weight_bytes + overhead_bytes) +
+            " bytes; raise --device-memory or lower --prefill-chunk",
+        "--device-memory"};
+  }
+  if (cuda) {
+    CLO_TRY(cuda->take_arena(device_bytes));
+    device = &cuda->arena();
+    return Ok{};
+  }
+  CLO_ASSIGN(cpu_arena, Arena::create("device", device_bytes, ErrorCode::kDeviceMemory));
+  device = &*cpu_arena;
+  return Ok{};
+}
 
+Status Engine::Impl::make_host_store() {
   int64_t host_bytes = options.host_memory_bytes;
   if (host_bytes == 0) {
-    // Twice the batch, so that prefixes of finished requests have a place, but never more than
-    // the system can give.
     PlanInput with_host = plan_input(options.policy, max_context, options.max_batch);
     with_host.host_copy = true;
-    host_bytes = std::min(2 * sketch_memory(with_host).host_bytes, available_host_bytes() / 10 * 8);
+    const int64_t batch_bytes = sketch_memory(with_host).host_bytes;
+    // Twice the batch, so that prefixes of finished requests have a place, but never more than the
+    // system can give. Pinned memory is taken at once and for good: the batch alone.
+    host_bytes = cuda ? std::min(batch_bytes, available_host_bytes() / 10 * 6)
+                      : std::min(2 * batch_bytes, available_host_bytes() / 10 * 8);
   }
   CLO_ASSIGN(HostStore made, HostStore::create(shape, host_bytes));
   store = std::make_unique<HostStore>(std::move(made));
-  codes = std::make_unique<CodeCache>(*store, *device);
+  if (cuda) CLO_TRY(cuda->pin(*store));
+  return Ok{};
+}
+
+Status Engine::Impl::make_kv_system() {
+  TransferEngine& transfer = cuda ? cuda->transfer() : *memcpy_engine;
+  codes = std::make_unique<CodeCache>(
+      *store, *device, [&transfer](void* target, const void* source, size_t num_bytes) {
+        transfer.upload(static_cast<std::byte*>(target), source, static_cast<int64_t>(num_bytes));
+      });
   system = std::make_unique<KvSystem>(KvSystem{
-      shape, *ops, *transfer, *device, store.get(), codes.get(), {}, {}, {}, false, false});
+      shape, ops.get(), transfer, *device, store.get(), codes.get(), {}, {}, {}, false, false});
   system->guard_host_rows = options.guard_host_rows;
   if (!options.profile.empty()) {
     CLO_ASSIGN(system->profile, load_profile(options.profile, config, shape.code_bits));
@@ -121,13 +168,28 @@ Status Engine::Impl::build_memory(const TensorFiles& files) {
   std::vector<int32_t> identity_words(identity.begin(), identity.end());
   system->root_key = page_key({}, identity_words);
 
-  CLO_ASSIGN(Weights loaded, Weights::load(config, files, type, *device));
+  return Ok{};
+}
+
+Status Engine::Impl::make_runner(const TensorFiles& files) {
+  WeightUpload upload = copy_weights;
+  if (cuda) {
+    upload = [this](std::byte* target, const void* source, int64_t num_bytes) {
+      cuda->transfer().upload(target, source, num_bytes);
+    };
+  }
+  CLO_ASSIGN(Weights loaded, Weights::load(config, files, shape.type, *device, upload));
   weights = std::make_unique<Weights>(std::move(loaded));
+  if (cuda) {
+    CLO_ASSIGN(runner, cuda->make_runner(*weights, *system, cuda_limits(config, options)));
+    return Ok{};
+  }
   attention =
       std::make_unique<Attention>(*system, 1.0f / std::sqrt(static_cast<float>(config.head_dim)));
   CLO_ASSIGN(Transformer transformer,
-             Transformer::create(*weights, *ops, *attention, *device, max_rows, options.max_batch));
-  model = std::make_unique<Transformer>(std::move(transformer));
+             Transformer::create(*weights, *ops, *attention, *device,
+                                 max_step_rows(config, options), options.max_batch));
+  runner = std::make_unique<Transformer>(std::move(transformer));
   return Ok{};
 }
 

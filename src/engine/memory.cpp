@@ -42,7 +42,38 @@ int64_t max_step_rows(const ModelConfig& config, const EngineOptions& options) {
       options.max_batch);
 }
 
-Result<KvShape> kv_shape(const ModelConfig& config, const EngineOptions& options) {
+int32_t resolve_prefill_chunk(const ModelConfig& config, const EngineOptions& options,
+                              const KvShape& shape, const CudaBackend* cuda) {
+  constexpr int32_t kCpuChunk = 512;
+  if (options.prefill_chunk > 0) return options.prefill_chunk;
+  if (options.backend != Backend::kCuda) return kCpuChunk;
+  const int64_t wanted = max_context_tokens(config, options);
+  int64_t budget = options.device_memory_bytes;
+  if (budget == 0 && cuda != nullptr) budget = cuda->free_bytes();
+  if (budget == 0) return static_cast<int32_t>(wanted);
+  const int64_t left = budget - Weights::required_bytes(config, shape.type);
+  CudaLimits limits = cuda_limits(config, options);
+  return static_cast<int32_t>(
+      CudaBackend::largest_chunk(config, shape, limits, wanted, std::max<int64_t>(0, left / 3)));
+}
+
+CudaLimits cuda_limits(const ModelConfig& config, const EngineOptions& options) {
+  CudaLimits limits;
+  limits.max_batch = options.max_batch;
+  limits.max_context_tokens = max_context_tokens(config, options);
+  limits.chunk_rows = std::min<int64_t>(options.prefill_chunk, limits.max_context_tokens);
+  return limits;
+}
+
+int64_t step_workspace_bytes(const ModelConfig& config, const EngineOptions& options,
+                             const KvShape& shape) {
+  if (options.backend == Backend::kCuda) {
+    return CudaBackend::workspace_bytes(config, shape, cuda_limits(config, options));
+  }
+  return Transformer::workspace_bytes(config, max_step_rows(config, options), options.max_batch);
+}
+
+KvShape kv_shape(const ModelConfig& config, const EngineOptions& options) {
   KvShape shape;
   shape.num_layers = static_cast<int32_t>(config.num_layers);
   shape.num_q_heads = static_cast<int32_t>(config.num_q_heads);
@@ -52,7 +83,6 @@ Result<KvShape> kv_shape(const ModelConfig& config, const EngineOptions& options
   if (options.dtype == WeightType::kBF16) shape.type = DType::kBF16;
   if (options.dtype == WeightType::kF32) shape.type = DType::kF32;
   shape.code_bits = options.code_bits;
-  CLO_TRY(CpuOps::supports(shape));
   return shape;
 }
 
@@ -63,8 +93,7 @@ PlanInput plan_input(const ModelConfig& config, const EngineOptions& options, co
   input.context_tokens = capacity_tokens;
   input.batch = batch;
   input.weight_bytes = Weights::required_bytes(config, shape.type);
-  input.workspace_bytes =
-      Transformer::workspace_bytes(config, max_step_rows(config, options), options.max_batch);
+  input.workspace_bytes = step_workspace_bytes(config, options, shape);
   input.sink_tokens = policy.sink;
   input.ring_tokens = ring_tokens(policy);
   input.slot_capacity = slot_capacity(policy, capacity_tokens);
@@ -80,7 +109,7 @@ PlanInput plan_input(const ModelConfig& config, const EngineOptions& options, co
 }
 
 Result<PlanInput> plan_input(const ModelConfig& config, const EngineOptions& options) {
-  CLO_ASSIGN(const KvShape shape, kv_shape(config, options));
+  const KvShape shape = kv_shape(config, options);
   return plan_input(config, options, shape, options.policy, max_context_tokens(config, options),
                     options.max_batch);
 }

@@ -2,13 +2,28 @@
 // The memory plan of an engine that has not been loaded: what `clo inspect` prints and what
 // Engine::load works from.
 #include "clo/engine.h"
+#include "cuda/backend.h"
 #include "io/model_config.h"
 #include "kv/memory_plan.h"
 
 namespace clo {
 
-// Shape of the KV rows under these options. Fails: kUnsupported, see CpuOps::supports.
-Result<KvShape> kv_shape(const ModelConfig& config, const EngineOptions& options);
+// Shape of the KV rows under these options; whether a backend takes it is choose_backend's
+// question.
+KvShape kv_shape(const ModelConfig& config, const EngineOptions& options);
+
+// In what follows options.backend has been chosen (choose_backend) and options.prefill_chunk
+// resolved.
+
+// Prompt tokens of a prefill step when the options leave it open: what keeps the CPU's caches warm;
+// on a GPU the whole prompt, as long as its workspace leaves most of the budget to the cache.
+// `cuda` may be null: then what is free is not known and the whole context is taken.
+int32_t resolve_prefill_chunk(const ModelConfig& config, const EngineOptions& options,
+                              const KvShape& shape, const CudaBackend* cuda);
+CudaLimits cuda_limits(const ModelConfig& config, const EngineOptions& options);
+// What the backend's steps take from the device arena.
+int64_t step_workspace_bytes(const ModelConfig& config, const EngineOptions& options,
+                             const KvShape& shape);
 
 // Plan of options.max_batch sequences of the longest context under options.policy.
 Result<PlanInput> plan_input(const ModelConfig& config, const EngineOptions& options);

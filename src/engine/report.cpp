@@ -8,10 +8,10 @@
 
 namespace clo {
 
-void Engine::Impl::fill_report(Sequence& sequence) const {
+void Engine::Impl::fill_report(Sequence& sequence) {
   Report& r = sequence.response.report;
   const auto now = Clock::now();
-  r.backend = ops->description();
+  r.backend = runner->description() + (backend_note.empty() ? "" : "; " + backend_note);
   r.policy = describe(sequence.policy);
   r.prompt_tokens = sequence.prompt_tokens;
   r.new_tokens = std::ssize(sequence.response.tokens);
@@ -33,6 +33,7 @@ void Engine::Impl::fill_report(Sequence& sequence) const {
     }
   }
   if (!sequence.kv) return;
+  if (!fault) runner->read_counters(*sequence.kv);
   r.reused_tokens = sequence.kv->reused_tokens();
   r.device_kv_bytes = sequence.kv->device_kv_bytes();
   r.host_kv_bytes = sequence.kv->host_kv_bytes();

@@ -23,6 +23,8 @@ class Sampler {
  public:
   explicit Sampler(const SamplingOptions& options) : options_(options) {}
 
+  const SamplingOptions& options() const { return options_; }
+
   // `answer`: the tokens generated so far, for the repetition penalty. Filters in the order of
   // the Hugging Face library: penalty, temperature, top-k, top-p, min-p.
   // Requires: all_finite(logits), not empty.

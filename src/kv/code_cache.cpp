@@ -29,8 +29,10 @@ Result<uint64_t*> CodeCache::acquire(PageId page) {
     const HostLayout& layout = store_.layout();
     const auto layer_bytes =
         static_cast<size_t>(layout.shape.num_kv_heads * layout.head_codes_bytes());
-    for (int32_t layer = 0; layer < layout.shape.num_layers; ++layer) {
-      std::memcpy(layer_codes(block.codes, layer), store_.codes(layer, page), layer_bytes);
+    // A page that is being filled gets its codes with its rows, here and on the host.
+    const bool filled = store_.state(page) != HostStore::PageState::kFilling;
+    for (int32_t layer = 0; filled && layer < layout.shape.num_layers; ++layer) {
+      upload_(layer_codes(block.codes, layer), store_.codes(layer, page), layer_bytes);
     }
   }
   ++block.references;

@@ -3,9 +3,12 @@
 // page, so sequences that share a page share its codes: sixteen users of one document hold them
 // once. Owned by the engine, engine thread only.
 //
-// States of a page's codes: absent -> resident (acquire: a block is allocated and filled from the
-// host copy) -> resident with more references -> absent (release of the last one).
+// States of a page's codes: absent -> resident (acquire: a block is allocated and, unless the page
+// is still being filled, copied from the host) -> resident with more references -> absent (release
+// of the last one).
 #include <cstdint>
+#include <cstring>
+#include <functional>
 #include <unordered_map>
 
 #include "kv/host_store.h"
@@ -15,8 +18,12 @@ namespace clo {
 
 class CodeCache {
  public:
-  // Both outlive the cache.
-  CodeCache(HostStore& store, Arena& device) : store_(store), device_(device) {}
+  // Writes host bytes to the device's memory.
+  using Upload = std::function<void(void* target, const void* source, size_t num_bytes)>;
+
+  // Both outlive the cache. Without `upload` the device's memory is written directly.
+  CodeCache(HostStore& store, Arena& device, Upload upload = std::memcpy)
+      : store_(store), device_(device), upload_(std::move(upload)) {}
 
   int64_t block_bytes() const;  // codes of one page in all layers and heads
   // Fails: kDeviceMemory when the arena has no room.
@@ -33,6 +40,7 @@ class CodeCache {
   };
   HostStore& store_;
   Arena& device_;
+  Upload upload_;
   std::unordered_map<PageId, Block> blocks_;
 };
 

@@ -49,7 +49,7 @@ int64_t head_cache_bytes(const KvShape& shape, const HeadCacheSpec& spec) {
   return block_parts(shape, spec).total;
 }
 
-HeadCacheView bind_head_cache(const KvShape& shape, const HeadCacheSpec& spec, std::byte* block) {
+HeadCacheView view_head_cache(const KvShape& shape, const HeadCacheSpec& spec, std::byte* block) {
   const BlockParts parts = block_parts(shape, spec);
   HeadCacheView head;
   head.sink_tokens = spec.sink_tokens;
@@ -63,11 +63,24 @@ HeadCacheView bind_head_cache(const KvShape& shape, const HeadCacheSpec& spec, s
     head.ring = block + parts.ring;
     head.slots = block + parts.slots;
     head.held = reinterpret_cast<uint64_t*>(block + parts.held);
-    std::memset(head.held, 0, static_cast<size_t>(bitmap_words(spec)) * 8);
   }
   head.slot_token = reinterpret_cast<int32_t*>(block + parts.map);
   head.label = reinterpret_cast<float*>(block + parts.label);
-  head.state = new (block + parts.state) HeadState{};
+  head.state = reinterpret_cast<HeadState*>(block + parts.state);
+  return head;
+}
+
+std::span<std::byte> head_cache_records(const KvShape& shape, const HeadCacheSpec& spec,
+                                        std::byte* block) {
+  const BlockParts parts = block_parts(shape, spec);
+  const int64_t first = spec.resident ? parts.map : parts.held;
+  return {block + first, static_cast<size_t>(parts.total - first)};
+}
+
+HeadCacheView bind_head_cache(const KvShape& shape, const HeadCacheSpec& spec, std::byte* block) {
+  const HeadCacheView head = view_head_cache(shape, spec, block);
+  const std::span<std::byte> records = head_cache_records(shape, spec, block);
+  std::memset(records.data(), 0, records.size());
   std::fill_n(head.slot_token, spec.slot_capacity, -1);
   return head;
 }

@@ -36,7 +36,14 @@ struct HeadCacheSpec {
 
 // Bytes of one head's block.
 int64_t head_cache_bytes(const KvShape& shape, const HeadCacheSpec& spec);
-// Lays an empty head cache over `block` [head_cache_bytes].
+// Where the parts lie in `block` [head_cache_bytes]; touches no memory, so `block` may be a
+// device's.
+HeadCacheView view_head_cache(const KvShape& shape, const HeadCacheSpec& spec, std::byte* block);
+// The part of a block that says what the rows are: map, bits, label, state. Empty: all zero, and
+// then -1 all over the map.
+std::span<std::byte> head_cache_records(const KvShape& shape, const HeadCacheSpec& spec,
+                                        std::byte* block);
+// Lays an empty head cache over `block` in this process's memory.
 HeadCacheView bind_head_cache(const KvShape& shape, const HeadCacheSpec& spec, std::byte* block);
 
 // The row of `token` on the device, or null when it is in neither sink, ring nor resident rows.

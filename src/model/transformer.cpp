@@ -116,14 +116,14 @@ void Transformer::predict_queries(int32_t layer, int64_t rows) {
   attention_->prefetch(layer, predicted_);
 }
 
-bool Transformer::run_layers(int64_t rows, const std::function<bool()>& proceed) {
+bool Transformer::run_layers(int64_t rows, const std::function<bool(int32_t)>& proceed) {
   const ModelConfig& c = weights_->config();
   const int64_t q = c.num_q_heads * c.head_dim, kv = c.num_kv_heads * c.head_dim;
   const int64_t stride = q + 2 * kv;
   make_rotary_table();
   const auto num_layers = static_cast<int32_t>(c.num_layers);
   for (int32_t l = 0; l < num_layers; ++l) {
-    if (proceed && !proceed()) return false;
+    if (proceed && !proceed(l)) return false;
     const LayerWeights& w = weights_->layers()[static_cast<size_t>(l)];
     if (l + 1 < num_layers && attention_->wants_prediction(l + 1)) predict_queries(l + 1, rows);
     normalise(w.input_norm, rows);
@@ -152,24 +152,34 @@ std::span<const float> Transformer::logits(int64_t first_row, int64_t rows) {
   return {logits_, static_cast<size_t>(rows * c.vocab_size)};
 }
 
-std::span<const float> Transformer::decode(std::span<const int32_t> ids,
-                                           std::span<SequenceKv* const> batch) {
-  const int64_t rows = std::ssize(ids);
-  CLO_CHECK(rows == std::ssize(batch) && rows <= max_logit_rows_ && rows <= max_rows_, rows);
+void Transformer::decode(std::span<const DecodeRow> rows, std::span<DecodeOutcome> outcomes) {
+  const int64_t count = std::ssize(rows);
+  CLO_CHECK(count <= max_logit_rows_ && count <= max_rows_, count);
   positions_.clear();
-  for (const SequenceKv* sequence : batch) positions_.push_back(sequence->num_tokens());
-  ops_->embed({weights_->embedding(), ids.data(), x_, rows});
-  attention_->begin_decode(batch);
-  run_layers(rows, nullptr);
+  ids_.clear();
+  batch_.clear();
+  for (const DecodeRow& row : rows) {
+    positions_.push_back(row.sequence->num_tokens());
+    ids_.push_back(row.token);
+    batch_.push_back(row.sequence);
+  }
+  ops_->embed({weights_->embedding(), ids_.data(), x_, count});
+  attention_->begin_decode(batch_);
+  run_layers(count, nullptr);
   attention_->end();
-  return logits(0, rows);
+  const std::span<const float> all = logits(0, count);
+  const auto width = static_cast<size_t>(weights_->config().vocab_size);
+  for (size_t i = 0; i < rows.size(); ++i) {
+    outcomes[i].kind = DecodeOutcome::Kind::kLogits;
+    outcomes[i].logits = all.subspan(i * width, width);
+  }
 }
 
 std::span<const float> Transformer::prefill(std::span<const int32_t> ids, SequenceKv& sequence,
-                                            bool last, int64_t num_logits,
-                                            const std::function<bool()>& proceed, bool* abandoned) {
+                                            bool last, const std::function<bool(int32_t)>& proceed,
+                                            bool* abandoned) {
   const int64_t rows = std::ssize(ids);
-  CLO_CHECK(rows >= 1 && rows <= max_rows_ && num_logits <= rows, rows, max_rows_, num_logits);
+  CLO_CHECK(rows >= 1 && rows <= max_rows_, rows, max_rows_);
   positions_.clear();
   for (int64_t i = 0; i < rows; ++i) positions_.push_back(sequence.num_tokens() + i);
   ops_->embed({weights_->embedding(), ids.data(), x_, rows});
@@ -177,7 +187,7 @@ std::span<const float> Transformer::prefill(std::span<const int32_t> ids, Sequen
   *abandoned = !run_layers(rows, proceed);
   if (*abandoned) return {};
   attention_->end();
-  return logits(rows - num_logits, num_logits);
+  return last ? logits(rows - 1, 1) : std::span<const float>();
 }
 
 }  // namespace clo

@@ -8,11 +8,12 @@
 #include <vector>
 
 #include "attention/attention.h"
+#include "model/runner.h"
 #include "model/weights.h"
 
 namespace clo {
 
-class Transformer {
+class Transformer final : public Runner {
  public:
   // All outlive the transformer. `max_rows`: the most tokens of one step (a prefill chunk or a
   // decode batch). Workspace comes from `arena`. Fails: kDeviceMemory.
@@ -22,24 +23,22 @@ class Transformer {
   static int64_t workspace_bytes(const ModelConfig& config, int64_t max_rows,
                                  int64_t max_logit_rows);
 
-  // One decode step: one token per sequence of the batch. Returns logits [batch, vocab_size],
-  // valid until the next step.
-  std::span<const float> decode(std::span<const int32_t> ids, std::span<SequenceKv* const> batch);
-
-  // Prefill of the next `ids` of one sequence. With `last`, the first sets are primed. Returns
-  // logits of the last `num_logits` tokens [num_logits, vocab_size]; 0: none are computed.
-  // `proceed` is asked between layers; when it says no, the step is abandoned and nothing counts
-  // as appended (empty result, *abandoned set).
+  std::string description() const override { return ops_->description(); }
+  void begin(SequenceKv&, const SamplingOptions&) override {}
+  void end(SequenceKv&) override {}
+  void read_counters(SequenceKv&) override {}
   std::span<const float> prefill(std::span<const int32_t> ids, SequenceKv& sequence, bool last,
-                                 int64_t num_logits, const std::function<bool()>& proceed,
-                                 bool* abandoned);
+                                 const std::function<bool(int32_t)>& proceed,
+                                 bool* abandoned) override;
+  // Always answers with logits.
+  void decode(std::span<const DecodeRow> rows, std::span<DecodeOutcome> outcomes) override;
 
  private:
   Transformer(const Weights& weights, Ops& ops, Attention& attention);
   // positions_ -> cosine_, sine_.
   void make_rotary_table();
   // Runs all layers over x_; false when abandoned.
-  bool run_layers(int64_t rows, const std::function<bool()>& proceed);
+  bool run_layers(int64_t rows, const std::function<bool(int32_t)>& proceed);
   // Queries of `layer` foreseen from x_, into predicted_.
   void predict_queries(int32_t layer, int64_t rows);
   void rotate_heads(float* x, int64_t stride, int64_t num_heads, const float* norm, int64_t rows);
@@ -51,6 +50,8 @@ class Transformer {
   Attention* attention_;
   std::vector<float> inverse_frequencies_;
   std::vector<int64_t> positions_;
+  std::vector<int32_t> ids_;
+  std::vector<SequenceKv*> batch_;
   // Workspace in the device arena.
   float* x_ = nullptr;          // [max_rows, hidden_size] residual stream
   float* cosine_ = nullptr;     // [max_rows, head_dim / 2] of this step's positions

@@ -14,8 +14,8 @@ namespace {
 // Reads tensors into the arena.
 class Loader {
  public:
-  Loader(const TensorFiles& files, DType type, Arena& arena)
-      : files_(files), type_(type), arena_(arena) {}
+  Loader(const TensorFiles& files, DType type, Arena& arena, const WeightUpload& upload)
+      : files_(files), type_(type), arena_(arena), upload_(upload) {}
 
   // Stacks matrices of `cols` columns, given as (name, rows), into one.
   Result<WeightView> matrix(const std::vector<std::pair<std::string, int64_t>>& parts,
@@ -26,20 +26,11 @@ class Loader {
     for (const auto& [name, rows] : parts) view.num_rows += rows;
     CLO_ASSIGN(std::byte * at, arena_.allocate(view.num_rows * cols * dtype_bytes(type_)));
     view.data = at;
-    std::vector<float> row(static_cast<size_t>(cols));
     for (const auto& [name, rows] : parts) {
       const int64_t shape[] = {rows, cols};
       CLO_ASSIGN(const TensorView tensor, files_.require(name, shape));
-      const int64_t row_bytes = cols * dtype_bytes(tensor.type);
-      for (int64_t r = 0; r < rows; ++r, at += cols * dtype_bytes(type_)) {
-        const std::byte* source = tensor.bytes + r * row_bytes;
-        if (tensor.type == type_) {
-          std::copy_n(source, row_bytes, at);
-        } else {
-          convert_to_f32(tensor.type, source, row.data(), cols);
-          convert_from_f32(type_, row.data(), at, cols);
-        }
-      }
+      put(at, tensor, type_);
+      at += rows * cols * dtype_bytes(type_);
     }
     return view;
   }
@@ -49,20 +40,69 @@ class Loader {
     int64_t length = 0;
     for (const auto& [name, count] : parts) length += count;
     CLO_ASSIGN(std::byte* const block, arena_.allocate(length * int64_t{sizeof(float)}));
-    auto* at = reinterpret_cast<float*>(block);
+    std::byte* at = block;
     for (const auto& [name, count] : parts) {
       const int64_t shape[] = {count};
       CLO_ASSIGN(const TensorView tensor, files_.require(name, shape));
-      convert_to_f32(tensor.type, tensor.bytes, at, count);
-      at += count;
+      put(at, tensor, DType::kF32);
+      at += count * int64_t{sizeof(float)};
     }
     return reinterpret_cast<const float*>(block);
   }
 
  private:
+  // Elements converted at a time: both buffers stay in the cache.
+  static constexpr int64_t kPiece = int64_t{1} << 16;
+
+  void put(std::byte* target, const TensorView& tensor, DType type) {
+    if (tensor.type == type) {
+      upload_(target, tensor.bytes, tensor.num_bytes());
+      return;
+    }
+    const int64_t count = tensor.num_elements();
+    floats_.resize(kPiece);
+    converted_.resize(kPiece * sizeof(float));
+    for (int64_t first = 0; first < count; first += kPiece) {
+      const int64_t here = std::min(kPiece, count - first);
+      convert_to_f32(tensor.type, tensor.bytes + first * dtype_bytes(tensor.type), floats_.data(),
+                     here);
+      convert_from_f32(type, floats_.data(), converted_.data(), here);
+      upload_(target + first * dtype_bytes(type), converted_.data(), here * dtype_bytes(type));
+    }
+  }
+
   const TensorFiles& files_;
   DType type_;
   Arena& arena_;
+  const WeightUpload& upload_;
+  std::vector<float> floats_;
+  std::vector<std::byte> converted_;
+};
+
+// Makes tensors of the same shapes from nothing.
+struct Maker {
+  DType type;
+  Arena& arena;
+  const Weights::Fill& fill;
+
+  Result<WeightView> matrix(const std::vector<std::pair<std::string, int64_t>>& parts,
+                            int64_t cols) {
+    WeightView view;
+    view.type = type;
+    view.num_cols = cols;
+    for (const auto& [name, rows] : parts) view.num_rows += rows;
+    CLO_ASSIGN(std::byte* const at, arena.allocate(view.num_rows * cols * dtype_bytes(type)));
+    fill(at, type, view.num_rows * cols, cols);
+    view.data = at;
+    return view;
+  }
+  Result<const float*> vector(const std::vector<std::pair<std::string, int64_t>>& parts) {
+    int64_t length = 0;
+    for (const auto& [name, count] : parts) length += count;
+    CLO_ASSIGN(std::byte* const at, arena.allocate(length * int64_t{sizeof(float)}));
+    fill(at, DType::kF32, length, 0);
+    return reinterpret_cast<const float*>(at);
+  }
 };
 
 struct Sizes {
@@ -137,55 +177,70 @@ int64_t Weights::required_bytes(const ModelConfig& c, DType type) {
   return total;
 }
 
-Result<Weights> Weights::load(const ModelConfig& c, const TensorFiles& files, DType type,
-                              Arena& arena) {
-  CLO_CHECK(type != DType::kF16);
+template <typename Source>
+Status Weights::take_all(Source& source) {
+  const ModelConfig& c = config_;
   const Sizes s = sizes_of(c);
-  const int64_t before = arena.used_bytes();
-  Weights w;
-  w.config_ = c;
-  w.type_ = type;
-  Loader loader(files, type, arena);
-  CLO_ASSIGN(w.embedding_, loader.matrix({{"model.embed_tokens.weight", c.vocab_size}}, s.hidden));
-  w.head_ = w.embedding_;
+  CLO_ASSIGN(embedding_, source.matrix({{"model.embed_tokens.weight", c.vocab_size}}, s.hidden));
+  head_ = embedding_;
   if (!c.tie_word_embeddings) {
-    CLO_ASSIGN(w.head_, loader.matrix({{"lm_head.weight", c.vocab_size}}, s.hidden));
+    CLO_ASSIGN(head_, source.matrix({{"lm_head.weight", c.vocab_size}}, s.hidden));
   }
-  CLO_ASSIGN(w.final_norm_, loader.vector({{"model.norm.weight", s.hidden}}));
+  CLO_ASSIGN(final_norm_, source.vector({{"model.norm.weight", s.hidden}}));
   for (int64_t l = 0; l < c.num_layers; ++l) {
     const std::string layer = "model.layers." + std::to_string(l) + ".";
     const std::string attention = layer + "self_attn.", mlp = layer + "mlp.";
-    LayerWeights& out = w.layers_.emplace_back();
-    CLO_ASSIGN(out.input_norm, loader.vector({{layer + "input_layernorm.weight", s.hidden}}));
+    LayerWeights& out = layers_.emplace_back();
+    CLO_ASSIGN(out.input_norm, source.vector({{layer + "input_layernorm.weight", s.hidden}}));
     CLO_ASSIGN(out.mlp_norm,
-               loader.vector({{layer + "post_attention_layernorm.weight", s.hidden}}));
-    CLO_ASSIGN(out.qkv, loader.matrix({{attention + "q_proj.weight", s.q},
+               source.vector({{layer + "post_attention_layernorm.weight", s.hidden}}));
+    CLO_ASSIGN(out.qkv, source.matrix({{attention + "q_proj.weight", s.q},
                                        {attention + "k_proj.weight", s.kv},
                                        {attention + "v_proj.weight", s.kv}},
                                       s.hidden));
-    CLO_ASSIGN(out.output, loader.matrix({{attention + "o_proj.weight", s.hidden}}, s.q));
-    CLO_ASSIGN(out.gate_up, loader.matrix({{mlp + "gate_proj.weight", s.inner},
+    CLO_ASSIGN(out.output, source.matrix({{attention + "o_proj.weight", s.hidden}}, s.q));
+    CLO_ASSIGN(out.gate_up, source.matrix({{mlp + "gate_proj.weight", s.inner},
                                            {mlp + "up_proj.weight", s.inner}},
                                           s.hidden));
-    CLO_ASSIGN(out.down, loader.matrix({{mlp + "down_proj.weight", s.hidden}}, s.inner));
+    CLO_ASSIGN(out.down, source.matrix({{mlp + "down_proj.weight", s.hidden}}, s.inner));
     if (c.attention_bias) {
-      CLO_ASSIGN(out.qkv_bias, loader.vector({{attention + "q_proj.bias", s.q},
+      CLO_ASSIGN(out.qkv_bias, source.vector({{attention + "q_proj.bias", s.q},
                                               {attention + "k_proj.bias", s.kv},
                                               {attention + "v_proj.bias", s.kv}}));
     }
     if (c.output_bias) {
-      CLO_ASSIGN(out.output_bias, loader.vector({{attention + "o_proj.bias", s.hidden}}));
+      CLO_ASSIGN(out.output_bias, source.vector({{attention + "o_proj.bias", s.hidden}}));
     }
     if (c.mlp_bias) {
-      CLO_ASSIGN(out.gate_up_bias, loader.vector({{mlp + "gate_proj.bias", s.inner},
+      CLO_ASSIGN(out.gate_up_bias, source.vector({{mlp + "gate_proj.bias", s.inner},
                                                   {mlp + "up_proj.bias", s.inner}}));
-      CLO_ASSIGN(out.down_bias, loader.vector({{mlp + "down_proj.bias", s.hidden}}));
+      CLO_ASSIGN(out.down_bias, source.vector({{mlp + "down_proj.bias", s.hidden}}));
     }
     if (c.qk_norm) {
-      CLO_ASSIGN(out.q_norm, loader.vector({{attention + "q_norm.weight", c.head_dim}}));
-      CLO_ASSIGN(out.k_norm, loader.vector({{attention + "k_norm.weight", c.head_dim}}));
+      CLO_ASSIGN(out.q_norm, source.vector({{attention + "q_norm.weight", c.head_dim}}));
+      CLO_ASSIGN(out.k_norm, source.vector({{attention + "k_norm.weight", c.head_dim}}));
     }
   }
+  return Ok{};
+}
+
+Result<Weights> Weights::load(const ModelConfig& config, const TensorFiles& files, DType type,
+                              Arena& arena, const WeightUpload& upload) {
+  CLO_CHECK(type != DType::kF16);
+  const int64_t before = arena.used_bytes();
+  Weights w(config, type);
+  Loader loader(files, type, arena, upload);
+  CLO_TRY(w.take_all(loader));
+  w.bytes_ = arena.used_bytes() - before;
+  return w;
+}
+
+Result<Weights> Weights::make(const ModelConfig& config, DType type, Arena& arena,
+                              const Fill& fill) {
+  const int64_t before = arena.used_bytes();
+  Weights w(config, type);
+  Maker maker{type, arena, fill};
+  CLO_TRY(w.take_all(maker));
   w.bytes_ = arena.used_bytes() - before;
   return w;
 }

@@ -2,6 +2,8 @@
 // The weights of a decoder-only transformer, in the device arena, fused for the step: Q, K and V
 // are one matrix, gate and up are another. Every tensor of the files is accounted for.
 #include <cstdint>
+#include <cstring>
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -28,6 +30,12 @@ struct LayerWeights {
   const float* down_bias = nullptr;
 };
 
+// Writes bytes of a tensor to the arena's memory.
+using WeightUpload = std::function<void(std::byte* target, const void* source, int64_t num_bytes)>;
+inline void copy_weights(std::byte* target, const void* source, int64_t num_bytes) {
+  std::memcpy(target, source, static_cast<size_t>(num_bytes));
+}
+
 // Every tensor that a model of this config must have, with its shape.
 std::vector<std::pair<std::string, Shape>> expected_tensors(const ModelConfig& config);
 
@@ -40,7 +48,12 @@ class Weights {
   // Fails: kBadFile for a missing tensor or one whose shape disagrees with the config, kUnsupported
   // for its type, kDeviceMemory when the arena is too small.
   static Result<Weights> load(const ModelConfig& config, const TensorFiles& files, DType type,
-                              Arena& arena);
+                              Arena& arena, const WeightUpload& upload = copy_weights);
+  // Takes the same blocks without files, for measurements of a shape: `fill(target, type, count,
+  // fan_in)` writes each tensor (fan_in 0: a norm's weights). Fails: kDeviceMemory.
+  using Fill = std::function<void(std::byte* target, DType type, int64_t count, int64_t fan_in)>;
+  static Result<Weights> make(const ModelConfig& config, DType type, Arena& arena,
+                              const Fill& fill);
 
   const ModelConfig& config() const { return config_; }
   const std::vector<LayerWeights>& layers() const { return layers_; }
@@ -51,7 +64,11 @@ class Weights {
   int64_t bytes() const { return bytes_; }
 
  private:
-  Weights() = default;
+  Weights(const ModelConfig& config, DType type) : config_(config), type_(type) {}
+  // Names, shapes and order of the tensors, wherever they come from.
+  template <typename Source>
+  Status take_all(Source& source);
+
   ModelConfig config_;
   DType type_ = DType::kBF16;
   std::vector<LayerWeights> layers_;

@@ -45,6 +45,17 @@ Result<Arena> Arena::create(std::string name, int64_t budget_bytes, ErrorCode sh
   return arena;
 }
 
+Arena Arena::over(std::string name, std::byte* base, int64_t num_bytes, ErrorCode shortage) {
+  CLO_CHECK(reinterpret_cast<uintptr_t>(base) % kAlignment == 0, name);
+  Arena arena;
+  arena.name_ = std::move(name);
+  arena.shortage_ = shortage;
+  arena.base_ = base;
+  arena.budget_bytes_ = num_bytes / kAlignment * kAlignment;
+  if (arena.budget_bytes_ > 0) arena.free_[0] = arena.budget_bytes_;
+  return arena;
+}
+
 Arena::Arena(Arena&& other) noexcept { *this = std::move(other); }
 
 Arena& Arena::operator=(Arena&& other) noexcept {
@@ -65,7 +76,7 @@ Arena& Arena::operator=(Arena&& other) noexcept {
 Arena::~Arena() { release(); }
 
 void Arena::release() {
-  if (base_ != nullptr) munmap(base_, static_cast<size_t>(mapped_bytes_));
+  if (mapped_bytes_ > 0) munmap(base_, static_cast<size_t>(mapped_bytes_));
   base_ = nullptr;
 }
 
@@ -123,6 +134,7 @@ bool Arena::contains(const void* address) const {
 
 void Arena::set_accessible(bool accessible) {
   if (base_ == nullptr) return;
+  CLO_CHECK(mapped_bytes_ > 0, name_);
   const int protection = accessible ? PROT_READ | PROT_WRITE : PROT_NONE;
   CLO_CHECK(mprotect(base_, static_cast<size_t>(mapped_bytes_), protection) == 0, name_);
 }

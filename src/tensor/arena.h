@@ -22,6 +22,10 @@ class Arena {
   // Fails: `shortage` when the system refuses the map.
   static Result<Arena> create(std::string name, int64_t budget_bytes, ErrorCode shortage);
 
+  // Lays an arena over memory that someone else owns and that outlives it, a device's for example:
+  // the arena itself never touches its bytes.
+  static Arena over(std::string name, std::byte* base, int64_t num_bytes, ErrorCode shortage);
+
   Arena(Arena&& other) noexcept;
   Arena& operator=(Arena&& other) noexcept;
   Arena(const Arena&) = delete;
@@ -41,8 +45,10 @@ class Arena {
   int64_t peak_bytes() const { return peak_bytes_; }
   void reset_peak() { peak_bytes_ = used_bytes_; }
   bool contains(const void* address) const;
+  std::byte* base() const { return base_; }
 
-  // Test mode: makes the whole arena unreadable and unwritable, or accessible again.
+  // Test mode: makes the whole arena unreadable and unwritable, or accessible again. Requires:
+  // made by create().
   void set_accessible(bool accessible);
 
  private:

@@ -31,6 +31,13 @@ class MemcpyEngine final : public TransferEngine {
     }
   }
 
+  void upload(std::byte* target, const void* source, int64_t num_bytes) override {
+    std::memcpy(target, source, static_cast<size_t>(num_bytes));
+  }
+  void fill(std::byte* target, uint8_t value, int64_t num_bytes) override {
+    std::memset(target, value, static_cast<size_t>(num_bytes));
+  }
+
  private:
   int num_threads_;
 };

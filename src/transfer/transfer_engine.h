@@ -21,6 +21,10 @@ class TransferEngine {
   // Copies row_bytes for each move. Blocks: until all rows have arrived (an asynchronous engine
   // says otherwise in its own header).
   virtual void fetch(std::span<const RowMove> moves, int64_t row_bytes) = 0;
+  // What admission writes to the device arena: `num_bytes` from host memory (which may be reused
+  // when the call returns), or one byte repeated.
+  virtual void upload(std::byte* target, const void* source, int64_t num_bytes) = 0;
+  virtual void fill(std::byte* target, uint8_t value, int64_t num_bytes) = 0;
 };
 
 // Plain copies by `num_threads` threads: the engine of the CPU backend.

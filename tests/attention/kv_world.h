@@ -60,7 +60,7 @@ struct KvWorld {
         store(HostStore::create(shape, HostLayout{shape, 1}.page_bytes() * host_pages).value()),
         codes(store, device),
         signs(shape, kHashSeed),
-        system{shape, ops, *transfer, device, &store, &codes, {}, {}, {1, 2}, true, false} {
+        system{shape, &ops, *transfer, device, &store, &codes, {}, {}, {1, 2}, true, false} {
     if (shape.code_bits == 0) return;
     for (int32_t layer = 0; layer < shape.num_layers; ++layer) {
       for (int32_t h = 0; h < shape.num_kv_heads; ++h) {

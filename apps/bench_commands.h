@@ -1,0 +1,17 @@
+#pragma once
+// The subcommands of `clo bench`, one file for what a model does and one for what a GPU does.
+#include <CLI/App.hpp>
+#include <vector>
+
+#include "commands.h"
+
+namespace clo::app {
+
+struct BenchCommand {
+  CLI::App* sub = nullptr;
+  Command run;
+};
+
+void add_gpu_benches(CLI::App& app, std::vector<BenchCommand>& commands);
+
+}  // namespace clo::app

@@ -1,0 +1,107 @@
+#pragma once
+// Every buffer a runner takes from the device arena, in one list: counted for the memory plan and
+// taken at creation by the same code, so that plan and use cannot differ.
+#include <cstdint>
+#include <functional>
+
+#include "cuda/backend.h"
+#include "kernels/decode_tables.h"
+#include "kernels/linear/linear.h"
+
+namespace clo {
+
+// How the products of a layer are cut; fixed by the model and the device.
+struct StepPlans {
+  kernels::SkinnyPlan qkv, query, output, gate_up, down, head;
+};
+
+// What of the device the plans depend on.
+struct DeviceNumbers {
+  int32_t num_multiprocessors = 132;
+  int64_t shared_bytes = 227 * 1024;
+};
+// Of the present device, or of an H200 where there is none (plans are printed there too).
+DeviceNumbers device_numbers();
+StepPlans plan_step(const ModelConfig& config, const DeviceNumbers& device);
+
+inline constexpr int32_t kNowClusters = 16;  // that refresh between query and attention
+inline constexpr int64_t kMlpRows = 8192;    // rows of a prefill chunk that pass the MLP at once
+inline constexpr int64_t kMatmulWorkspace = int64_t{32} << 20;
+inline constexpr int64_t kSdpaWorkspace = int64_t{64} << 20;
+inline constexpr int32_t kLayerBuffers = 2;  // one computes while the other leaves
+
+struct StepBuffers {
+  // Decode, [max_batch] rows.
+  float* x = nullptr;      // [rows, hidden]
+  void* normed = nullptr;  // bf16 [rows, hidden]
+  void* predicted_normed = nullptr;
+  float* parts = nullptr;  // of the product at hand
+  float* predicted_parts = nullptr;
+  float* queries = nullptr;  // [rows, q width]
+  float* predicted = nullptr;
+  void* attended = nullptr;  // bf16 [rows, q width]
+  void* inner = nullptr;     // bf16 [rows, intermediate]
+  float* cosine = nullptr;   // [rows, half_dim]
+  float* sine = nullptr;
+  float* logits = nullptr;  // [rows, vocab]
+  float* attend_parts = nullptr;
+  uint32_t* arrivals = nullptr;  // [rows * kv heads]
+  std::byte* sample_scratch = nullptr;
+  std::byte* queue_scratch = nullptr;  // [queue_clusters]
+  std::byte* now_scratch = nullptr;    // [kNowClusters or, if more, kv heads]
+  int64_t scratch_bytes = 0;           // per cluster
+  // Constants.
+  float* inverse_frequencies = nullptr;  // [half_dim]
+  uint32_t* signs = nullptr;
+  float* hash_weights = nullptr;
+  HashParams* hashes = nullptr;  // [layers, kv heads]
+  void* qkv_bias = nullptr;      // bf16 [layers, rows of qkv] for the library's products; or null
+  void* gate_up_bias = nullptr;
+  // Tables.
+  kernels::BatchSlot* slots = nullptr;
+  int32_t* row_slot = nullptr;
+  HeadCacheView* heads = nullptr;
+  kernels::HeadRule* rules = nullptr;
+  uint32_t* pending = nullptr;
+  kernels::DeviceCounters* counters = nullptr;
+  float* last_query = nullptr;
+  int32_t* pages = nullptr;          // [max_batch, max pages]
+  uint64_t** code_blocks = nullptr;  // likewise
+  int32_t* answers = nullptr;        // [max_batch, max context] tokens sampled, for the penalty
+  int32_t** answer_of = nullptr;     // [max_batch] into it
+  kernels::RefreshQueue* queue = nullptr;
+  kernels::RefreshJob* jobs = nullptr;
+  uint32_t queue_capacity = 0;
+  int64_t max_pages = 0;
+  // Prefill, [chunk] rows.
+  int32_t* ids = nullptr;
+  float* chunk_x = nullptr;       // [rows, hidden]
+  void* chunk_normed = nullptr;   // bf16 [rows, max(hidden, q width)]: also what attention writes
+  void* chunk_qkv = nullptr;      // bf16 [rows, q + 2 kv width]
+  void* chunk_queries = nullptr;  // bf16 [rows, q width]
+  void* chunk_gate_up = nullptr;  // bf16 [kMlpRows, 2 * intermediate]
+  void* chunk_inner = nullptr;    // bf16 [kMlpRows, intermediate]
+  float* chunk_cosine = nullptr;  // [rows, half_dim]
+  float* chunk_sine = nullptr;
+  float* chunk_query = nullptr;               // [q width] of the last row
+  std::byte* layer_rows[kLayerBuffers] = {};  // [kv heads][max_context] rows of one layer
+  std::byte* matmul_workspace = nullptr;
+  std::byte* sdpa_workspace = nullptr;
+};
+
+struct BufferSizes {
+  ModelConfig config;
+  KvShape shape;
+  CudaLimits limits;
+  StepPlans plans;
+  int32_t num_multiprocessors = 0;
+  bool trained_hashes = false;
+};
+
+int64_t layer_tokens(const CudaLimits& limits);
+
+// Calls take(pointer field, bytes) for every buffer, in order; sets the plain numbers too.
+using TakeBuffer = std::function<Status(void** target, int64_t num_bytes)>;
+Status take_buffers(const BufferSizes& sizes, StepBuffers& buffers, const TakeBuffer& take);
+
+}  // namespace clo

@@ -1,0 +1,301 @@
+// Prefill: one chunk of a prompt through all layers. The layer's rows are laid side by side in a
+// layer buffer, which attention reads; from there they go to where the sequence keeps them and, on
+// a copy stream while the next layer computes, to the host store. Two buffers take turns.
+#include <algorithm>
+#include <cstring>
+
+#include "base/check.h"
+#include "cuda/step_recorder.h"
+#include "kernels/norm/norm.h"
+#include "kernels/prefill/prefill.h"
+#include "kernels/refresh/refresh.h"
+#include "kernels/rows/rows.h"
+#include "select/set_rule.h"
+
+namespace clo {
+
+using namespace kernels;
+
+namespace {
+
+// Blocks that read host rows back: the compute stream waits for them, so they may take more than
+// the few that saturate the link.
+constexpr int32_t kLoadBlocks = 16;
+constexpr int32_t kStoreBlocks = 8;
+
+}  // namespace
+
+void CudaRunner::multiply(const WeightView& weight, const void* bias, const void* x, int64_t rows,
+                          void* out) {
+  const MatmulShape shape{rows,         weight.num_rows, weight.num_cols,
+                          DType::kBF16, bias != nullptr, false};
+  matmul_->run(shape, x, weight.data, bias, out, main_.get());
+}
+
+void CudaRunner::multiply_add(const WeightView& weight, const float* bias, const void* x,
+                              int64_t rows, float* out) {
+  const MatmulShape shape{rows,        weight.num_rows, weight.num_cols,
+                          DType::kF32, bias != nullptr, true};
+  matmul_->run(shape, x, weight.data, bias, out, main_.get());
+}
+
+const void* CudaRunner::library_bias(const void* biases, const WeightView& weight, int32_t layer) {
+  if (biases == nullptr) return nullptr;
+  return static_cast<const std::byte*>(biases) + layer * weight.num_rows * 2;
+}
+
+void CudaRunner::load_earlier_rows(SequenceKv& sequence, int32_t layer) {
+  const int64_t first = sequence.num_tokens();
+  if (first == 0) return;
+  const int buffer = layer % kLayerBuffers;
+  // The rows that lay there have left for the host.
+  stored_[buffer].make_wait(copy_in_);
+  std::byte* const layer_rows = buffers_.layer_rows[buffer];
+  if (sequence.pages().empty()) {
+    // Without a host copy every head keeps all its rows on the device.
+    const int64_t row_bytes = system_.shape.row_bytes();
+    for (int32_t h = 0; h < system_.shape.num_kv_heads; ++h) {
+      CLO_CUDA(cudaMemcpyAsync(
+          layer_rows + h * limits_.layer_tokens * row_bytes, sequence.head(layer, h).resident,
+          static_cast<size_t>(first * row_bytes), cudaMemcpyDeviceToDevice, copy_in_.get()));
+    }
+    loaded_[buffer].record(copy_in_);
+    return;
+  }
+  MovePages move;
+  move.layout = tables_.host;
+  move.host_rows = tables_.host_rows;
+  move.pages = slots_->device_pages(sequence);
+  move.layer_rows = layer_rows;
+  move.layer_capacity = limits_.layer_tokens;
+  move.end_token = first;
+  move.layer = layer;
+  move.num_blocks = kLoadBlocks;
+  move.to_host = false;
+  move_pages(move, copy_in_.get());
+  loaded_[buffer].record(copy_in_);
+}
+
+void CudaRunner::chunk_attention(int32_t layer, int64_t first, int64_t rows) {
+  PrefillAttention params;
+  params.shape = system_.shape;
+  params.queries = buffers_.chunk_queries;
+  params.layer_rows = buffers_.layer_rows[layer % kLayerBuffers];
+  params.layer_capacity = limits_.layer_tokens;
+  params.out = buffers_.chunk_normed;
+  params.first_token = first;
+  params.num_tokens = rows;
+  params.scale = tables_.scale;
+  if (sdpa_ != nullptr) {
+    const auto workspace = sdpa_->workspace_bytes(params);
+    std::string reason;
+    if (!workspace) {
+      reason = workspace.error().message;
+    } else if (*workspace > kSdpaWorkspace) {
+      reason = "cuDNN wants a workspace of " + std::to_string(*workspace) + " bytes";
+    } else {
+      const Status done = sdpa_->attention(params, buffers_.sdpa_workspace, main_.get());
+      if (done) return;
+      reason = done.error().message;
+    }
+    // Said in the report: this shape is not cuDNN's.
+    attention_kernel_ = "own kernel (" + reason + ")";
+    sdpa_ = nullptr;
+  }
+  prefill_attention(params, main_.get());
+}
+
+void CudaRunner::mlp_rows(int32_t layer, int64_t rows) {
+  const ModelConfig& c = weights_.config();
+  const LayerWeights& w = weights_.layers()[static_cast<size_t>(layer)];
+  auto* normed = static_cast<std::byte*>(buffers_.chunk_normed);
+  for (int64_t at = 0; at < rows; at += kMlpRows) {
+    const int64_t here = std::min(kMlpRows, rows - at);
+    multiply(w.gate_up, library_bias(buffers_.gate_up_bias, w.gate_up, layer),
+             normed + at * c.hidden_size * 2, here, buffers_.chunk_gate_up);
+    gated_silu_rows({buffers_.chunk_gate_up, buffers_.chunk_inner, here, c.intermediate_size},
+                    main_.get());
+    multiply_add(w.down, w.down_bias, buffers_.chunk_inner, here,
+                 buffers_.chunk_x + at * c.hidden_size);
+  }
+}
+
+void CudaRunner::chunk_layer(SequenceKv& sequence, int32_t layer, int64_t rows, bool last) {
+  const ModelConfig& c = weights_.config();
+  const KvShape& shape = system_.shape;
+  const LayerWeights& w = weights_.layers()[static_cast<size_t>(layer)];
+  const int64_t first = sequence.num_tokens();
+  const int buffer = layer % kLayerBuffers;
+  cudaStream_t stream = main_.get();
+
+  AddNorm norm;
+  norm.x = buffers_.chunk_x;
+  norm.weight = w.input_norm;
+  norm.out = buffers_.chunk_normed;
+  norm.rows = rows;
+  norm.width = c.hidden_size;
+  norm.epsilon = c.rms_norm_eps;
+  add_norm(norm, stream);
+
+  multiply(w.qkv, library_bias(buffers_.qkv_bias, w.qkv, layer), buffers_.chunk_normed, rows,
+           buffers_.chunk_qkv);
+
+  stored_[buffer].make_wait(main_);
+  if (first > 0) loaded_[buffer].make_wait(main_);
+  ChunkRows chunk;
+  chunk.shape = shape;
+  chunk.qkv = buffers_.chunk_qkv;
+  chunk.q_norm = w.q_norm;
+  chunk.k_norm = w.k_norm;
+  chunk.cosine = buffers_.chunk_cosine;
+  chunk.sine = buffers_.chunk_sine;
+  chunk.queries = buffers_.chunk_queries;
+  chunk.last_query = last ? slots_->last_query(sequence, layer) : nullptr;
+  chunk.layer_rows = buffers_.layer_rows[buffer];
+  chunk.layer_capacity = limits_.layer_tokens;
+  chunk.code_blocks = slots_->device_code_blocks(sequence);
+  if (chunk.code_blocks != nullptr && tables_.hashes != nullptr) {
+    chunk.hashes = tables_.hashes + int64_t{layer} * shape.num_kv_heads;
+  }
+  chunk.norm_epsilon = c.rms_norm_eps;
+  chunk.layer = layer;
+  chunk.first_token = first;
+  chunk.rows = rows;
+  chunk_rows(chunk, stream);
+  computed_[buffer].record(main_);
+
+  if (const int32_t* const pages = slots_->device_pages(sequence); pages != nullptr) {
+    computed_[buffer].make_wait(copy_out_);
+    MovePages move;
+    move.layout = tables_.host;
+    move.host_rows = tables_.host_rows;
+    move.host_codes = chunk.hashes != nullptr ? tables_.host_codes : nullptr;
+    move.pages = pages;
+    move.code_blocks = chunk.hashes != nullptr ? chunk.code_blocks : nullptr;
+    move.layer_rows = buffers_.layer_rows[buffer];
+    move.layer_capacity = limits_.layer_tokens;
+    move.first_token = first;
+    move.end_token = first + rows;
+    move.layer = layer;
+    move.num_blocks = kStoreBlocks;
+    move.to_host = true;
+    move_pages(move, copy_out_.get());
+  }
+
+  chunk_attention(layer, first, rows);
+  StoreChunk store;
+  store.shape = shape;
+  store.heads = slots_->device_heads(sequence, layer);
+  store.layer_rows = buffers_.layer_rows[buffer];
+  store.layer_capacity = limits_.layer_tokens;
+  store.first_token = first;
+  store.rows = rows;
+  store.end_token = first + rows;
+  store_chunk(store, stream);
+  if (last && !sequence.is_dense_layer(layer)) {
+    PrimeSets prime;
+    prime.tables = tables_;
+    prime.scratch = {buffers_.now_scratch, buffers_.scratch_bytes};
+    prime.queries = slots_->last_query(sequence, layer);
+    prime.layer_rows = buffers_.layer_rows[buffer];
+    prime.layer_capacity = limits_.layer_tokens;
+    prime.context_tokens = first + rows;
+    prime.slot = slots_->slot_of(sequence);
+    prime.layer = layer;
+    prime_sets(prime, stream);
+  }
+  // The buffer is free when both the copy to the host and this layer's readers are done.
+  computed_[buffer].record(main_);
+  computed_[buffer].make_wait(copy_out_);
+  stored_[buffer].record(copy_out_);
+
+  multiply_add(w.output, w.output_bias, buffers_.chunk_normed, rows, buffers_.chunk_x);
+  norm.weight = w.mlp_norm;
+  add_norm(norm, stream);
+  mlp_rows(layer, rows);
+}
+
+std::span<const float> CudaRunner::prefill(std::span<const int32_t> ids, SequenceKv& sequence,
+                                           bool last, const std::function<bool(int32_t)>& proceed,
+                                           bool* abandoned) {
+  const ModelConfig& c = weights_.config();
+  const KvShape& shape = system_.shape;
+  const int64_t rows = std::ssize(ids);
+  const int64_t first = sequence.num_tokens();
+  CLO_CHECK(rows >= 1 && rows <= limits_.chunk_rows, rows, limits_.chunk_rows);
+  CLO_CHECK(first + rows <= limits_.layer_tokens, first, rows, limits_.layer_tokens);
+  *abandoned = false;
+
+  std::memcpy(host_ids_.as<int32_t>(), ids.data(), ids.size_bytes());
+  CLO_CUDA(cudaMemcpyAsync(buffers_.ids, host_ids_.as<int32_t>(), ids.size_bytes(),
+                           cudaMemcpyHostToDevice, main_.get()));
+  BeginChunk begin;
+  begin.ids = buffers_.ids;
+  begin.table = weights_.embedding().data;
+  begin.inverse_frequencies = buffers_.inverse_frequencies;
+  begin.x = buffers_.chunk_x;
+  begin.cosine = buffers_.chunk_cosine;
+  begin.sine = buffers_.chunk_sine;
+  begin.attention_factor = static_cast<float>(c.rope.attention_factor);
+  begin.first_position = first;
+  begin.width = c.hidden_size;
+  begin.rows = rows;
+  begin.half_dim = static_cast<int32_t>(c.head_dim / 2);
+  begin_chunk(begin, main_.get());
+
+  load_earlier_rows(sequence, 0);
+  for (int32_t layer = 0; layer < shape.num_layers && !*abandoned; ++layer) {
+    // At most two layers are queued ahead, so that a cancel is heeded within as many.
+    if (layer >= kLayerBuffers)
+      layer_done_[static_cast<size_t>(layer - kLayerBuffers)].synchronize();
+    if (proceed && !proceed(std::max(0, layer - kLayerBuffers))) {
+      *abandoned = true;
+      break;
+    }
+    if (layer + 1 < shape.num_layers) load_earlier_rows(sequence, layer + 1);
+    chunk_layer(sequence, layer, rows, last);
+    layer_done_[static_cast<size_t>(layer)].record(main_);
+  }
+  if (*abandoned) {
+    main_.synchronize();
+    copy_out_.synchronize();
+    return {};
+  }
+  if (last) {
+    AddNorm norm;
+    norm.x = buffers_.chunk_x + (rows - 1) * c.hidden_size;
+    norm.weight = weights_.final_norm();
+    norm.out = buffers_.normed;
+    norm.rows = 1;
+    norm.width = c.hidden_size;
+    norm.epsilon = c.rms_norm_eps;
+    add_norm(norm, main_.get());
+    StepRecorder(*this, 1).head();
+    CLO_CUDA(cudaMemcpyAsync(host_logits_.as<float>(), buffers_.logits,
+                             static_cast<size_t>(c.vocab_size) * 4, cudaMemcpyDeviceToHost,
+                             main_.get()));
+  }
+  main_.synchronize();
+  copy_out_.synchronize();
+  check_fault();
+
+  for (int32_t layer = 0; layer < shape.num_layers; ++layer) {
+    KvCounters& counters = sequence.counters(layer);
+    if (!sequence.pages().empty()) counters.rows_offloaded += rows * shape.num_kv_heads;
+    if (!last || sequence.is_dense_layer(layer)) continue;
+    const PolicyOptions& policy = sequence.policy();
+    const int64_t context = first + rows;
+    for (int32_t h = 0; h < shape.num_kv_heads; ++h) {
+      if (sequence.is_resident(layer, h)) continue;
+      counters.rows_primed +=
+          std::min({set_size(policy, context), candidates(policy, context).size(),
+                    int64_t{sequence.head(layer, h).slot_capacity}});
+    }
+  }
+  sequence.advance(rows);
+  if (!last) return {};
+  sequence.has_last_query = true;
+  return {host_logits_.as<float>(), static_cast<size_t>(c.vocab_size)};
+}
+
+}  // namespace clo

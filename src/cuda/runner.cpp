@@ -1,0 +1,345 @@
+#include "cuda/runner.h"
+
+#include <sys/prctl.h>
+#include <time.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cmath>
+
+#include "base/check.h"
+#include "base/try.h"
+#include "base/units.h"
+#include "kernels/refresh/refresh.h"
+#include "reuse/persistent_heads.h"
+#include "select/set_rule.h"
+
+namespace clo {
+
+namespace {
+
+using SteadyClock = std::chrono::steady_clock;
+
+constexpr int kLowPriority = 0;
+constexpr uint32_t kRowRing = 8;
+
+int high_priority() {
+  int least = 0, greatest = 0;
+  CLO_CUDA(cudaDeviceGetStreamPriorityRange(&least, &greatest));
+  return greatest;
+}
+
+void sleep_us(double us) {
+  timespec time{};
+  time.tv_sec = static_cast<time_t>(us / 1e6);
+  time.tv_nsec = static_cast<long>((us - static_cast<double>(time.tv_sec) * 1e6) * 1e3);
+  nanosleep(&time, nullptr);
+}
+
+uint32_t load_word(const uint32_t* word) {
+  return std::atomic_ref<const uint32_t>(*word).load(std::memory_order_acquire);
+}
+
+}  // namespace
+
+Result<std::unique_ptr<CudaRunner>> CudaRunner::create(const Weights& weights, KvSystem& system,
+                                                       Arena& arena, const CudaLimits& limits,
+                                                       std::string description) {
+  std::unique_ptr<CudaRunner> runner(
+      new CudaRunner(weights, system, limits, std::move(description)));
+  CLO_TRY(runner->build(arena));
+  return runner;
+}
+
+CudaRunner::CudaRunner(const Weights& weights, KvSystem& system, const CudaLimits& limits,
+                       std::string description)
+    : weights_(weights),
+      system_(system),
+      limits_(limits),
+      description_(std::move(description)),
+      device_(device_numbers()),
+      plans_(plan_step(weights.config(), device_)),
+      main_(kLowPriority),
+      refresh_(high_priority()),
+      copy_out_(kLowPriority),
+      copy_in_(kLowPriority) {
+  limits_.layer_tokens = layer_tokens(limits);
+  // Sleeps of a few microseconds are meant as such.
+  prctl(PR_SET_TIMERSLACK, 1000UL, 0UL, 0UL, 0UL);
+}
+
+Status CudaRunner::build(Arena& arena) {
+  const KvShape& shape = system_.shape;
+  const ModelConfig& config = weights_.config();
+  const BufferSizes sizes{config,
+                          shape,
+                          limits_,
+                          plans_,
+                          device_.num_multiprocessors,
+                          !system_.profile.hash_weights.empty()};
+  CLO_TRY(take_buffers(sizes, buffers_, [&](void** target, int64_t num_bytes) -> Status {
+    CLO_ASSIGN(std::byte* const block, arena.allocate(num_bytes));
+    *target = block;
+    return Ok{};
+  }));
+  CLO_ASSIGN(results_, PinnedBlock::create(kernels::kResultRing * int64_t{limits_.max_batch} *
+                                           int64_t{sizeof(kernels::StepResult)}));
+  CLO_ASSIGN(words_, PinnedBlock::create(64));
+  words_.as<uint32_t>()[0] = words_.as<uint32_t>()[1] = 0;
+  CLO_ASSIGN(row_staging_, PinnedBlock::create(kRowRing * int64_t{limits_.max_batch} * 4));
+  CLO_ASSIGN(host_logits_, PinnedBlock::create(limits_.max_batch * config.vocab_size * 4));
+  CLO_ASSIGN(host_ids_, PinnedBlock::create(limits_.chunk_rows * 4));
+  matmul_ = std::make_unique<kernels::Matmul>(buffers_.matmul_workspace, kMatmulWorkspace);
+  auto sdpa = kernels::Sdpa::create();
+  if (sdpa) {
+    sdpa_ = std::move(sdpa).value();
+    attention_kernel_ = sdpa_->version();
+  } else {
+    attention_kernel_ = "own kernel (" + sdpa.error().message + ")";
+  }
+
+  tables_.shape = shape;
+  tables_.max_batch = limits_.max_batch;
+  tables_.scale = 1.0f / std::sqrt(static_cast<float>(shape.head_dim));
+  tables_.slots = buffers_.slots;
+  tables_.row_slot = buffers_.row_slot;
+  tables_.heads = buffers_.heads;
+  tables_.rules = buffers_.rules;
+  tables_.pending = buffers_.pending;
+  tables_.counters = buffers_.counters;
+  tables_.last_query = buffers_.last_query;
+  tables_.hashes = system_.hashes.empty() ? nullptr : buffers_.hashes;
+  tables_.queue = buffers_.queue;
+  tables_.jobs = buffers_.jobs;
+  tables_.queue_capacity = buffers_.queue_capacity;
+  if (system_.store != nullptr) {
+    tables_.host = system_.store->layout();
+    tables_.host_rows = system_.store->rows(0, 0);
+    if (shape.code_bits > 0) tables_.host_codes = system_.store->codes(0, 0);
+  }
+  upload_constants();
+  slots_ = std::make_unique<SlotTable>(system_, buffers_, limits_, main_);
+  for (int32_t layer = 0; layer < shape.num_layers; ++layer) layer_done_.emplace_back();
+  main_.synchronize();
+  return Ok{};
+}
+
+void CudaRunner::upload_constants() {
+  const KvShape& shape = system_.shape;
+  const auto upload = [&](void* target, const void* source, size_t num_bytes) {
+    CLO_CUDA(cudaMemcpy(target, source, num_bytes, cudaMemcpyHostToDevice));
+  };
+  const std::vector<float> frequencies =
+      rope_inverse_frequencies(weights_.config().rope, weights_.config().head_dim);
+  upload(buffers_.inverse_frequencies, frequencies.data(), frequencies.size() * sizeof(float));
+  CLO_CUDA(cudaMemset(buffers_.arrivals, 0,
+                      static_cast<size_t>(limits_.max_batch) * shape.num_kv_heads * 4));
+  CLO_CUDA(cudaMemset(buffers_.sample_scratch, 0,
+                      static_cast<size_t>(kernels::sample_scratch_bytes(
+                          limits_.max_batch, weights_.config().vocab_size))));
+  std::vector<int32_t> no_rows(static_cast<size_t>(limits_.max_batch), -1);
+  upload(buffers_.row_slot, no_rows.data(), no_rows.size() * 4);
+  // The library adds a bias of the result's type.
+  const auto bias = [&](void* target, const float* source, int64_t layer, int64_t count) {
+    if (target == nullptr) return;
+    std::vector<float> values(static_cast<size_t>(count));
+    std::vector<uint16_t> rounded;
+    CLO_CUDA(cudaMemcpy(values.data(), source, values.size() * 4, cudaMemcpyDeviceToHost));
+    for (const float value : values) rounded.push_back(f32_to_bf16(value));
+    upload(static_cast<uint16_t*>(target) + layer * count, rounded.data(), rounded.size() * 2);
+  };
+  for (int64_t layer = 0; layer < shape.num_layers; ++layer) {
+    const LayerWeights& w = weights_.layers()[static_cast<size_t>(layer)];
+    bias(buffers_.qkv_bias, w.qkv_bias, layer, w.qkv.num_rows);
+    bias(buffers_.gate_up_bias, w.gate_up_bias, layer, w.gate_up.num_rows);
+  }
+  if (system_.hashes.empty()) return;
+
+  // The same projections with addresses that the device can follow.
+  const int64_t words = divide_up(shape.code_bits, hash_width(shape.head_dim)) * 2 *
+                        (hash_width(shape.head_dim) / 32);
+  std::vector<HashParams> hashes = system_.hashes;
+  for (size_t i = 0; i < hashes.size(); ++i) {
+    uint32_t* const signs = buffers_.signs + static_cast<int64_t>(i) * words;
+    upload(signs, hashes[i].signs, static_cast<size_t>(words) * 4);
+    hashes[i].signs = signs;
+    if (hashes[i].weights != nullptr) {
+      const int64_t count = int64_t{shape.head_dim} * shape.code_bits;
+      float* const trained = buffers_.hash_weights + static_cast<int64_t>(i) * count;
+      upload(trained, hashes[i].weights, static_cast<size_t>(count) * 4);
+      hashes[i].weights = trained;
+    }
+  }
+  upload(buffers_.hashes, hashes.data(), hashes.size() * sizeof(HashParams));
+}
+
+CudaRunner::~CudaRunner() { (void)cudaStreamSynchronize(main_.get()); }
+
+void CudaRunner::begin(SequenceKv& sequence, const SamplingOptions& sampling) {
+  CLO_CHECK(sequence.capacity_tokens() <= limits_.max_context_tokens, sequence.capacity_tokens(),
+            limits_.max_context_tokens);
+  slots_->assign(sequence, sampling, forced_);
+  decoded_rows_[&sequence] = 0;
+}
+
+bool CudaRunner::in_flight(const SequenceKv& sequence) const {
+  return std::any_of(launched_.begin(), launched_.end(), [&](const Launched& step) {
+    return std::find(step.rows.begin(), step.rows.end(), &sequence) != step.rows.end();
+  });
+}
+
+void CudaRunner::synchronize() {
+  for (const Launched& step : launched_) wait(step.step);
+  main_.synchronize();
+}
+
+void CudaRunner::drain_queue() {
+  kernels::RefreshQueueParams params;
+  params.tables = tables_;
+  params.scratch = {buffers_.queue_scratch, buffers_.scratch_bytes};
+  params.num_clusters = limits_.queue_clusters;
+  params.fetch_warps = limits_.fetch_warps;
+  params.drain = true;
+  kernels::refresh_queue(params, main_.get());
+}
+
+void CudaRunner::end(SequenceKv& sequence) {
+  // Steps that serve it have passed when the stream is empty; their tokens for others stay in the
+  // ring until they are asked for.
+  if (in_flight(sequence)) synchronize();
+  // A job for its heads may still wait in the queue.
+  drain_queue();
+  slots_->release(sequence);
+  std::replace(rows_.begin(), rows_.end(), &sequence, static_cast<SequenceKv*>(nullptr));
+  for (Launched& step : launched_) {
+    std::replace(step.rows.begin(), step.rows.end(), &sequence, static_cast<SequenceKv*>(nullptr));
+  }
+  decoded_rows_.erase(&sequence);
+}
+
+void CudaRunner::read_counters(SequenceKv& sequence) {
+  slots_->read_counters(sequence);
+  const int64_t rows = std::exchange(decoded_rows_[&sequence], 0);
+  if (sequence.pages().empty()) return;
+  for (int32_t layer = 0; layer < system_.shape.num_layers; ++layer) {
+    sequence.counters(layer).rows_offloaded += rows * system_.shape.num_kv_heads;
+  }
+}
+
+void CudaRunner::launch(std::span<SequenceKv* const> rows) {
+  for (SequenceKv* sequence : rows) {
+    if (sequence != nullptr) CLO_CHECK(slots_->is_active(*sequence));
+  }
+  const GraphKey key = key_of(rows);
+  const GraphExec& exec = graph(key);
+  if (!std::equal(rows.begin(), rows.end(), rows_.begin(), rows_.end())) {
+    int32_t* const staged =
+        row_staging_.as<int32_t>() + int64_t{next_row_staging_++ % kRowRing} * limits_.max_batch;
+    for (int32_t r = 0; r < limits_.max_batch; ++r) {
+      const auto at = static_cast<size_t>(r);
+      const bool served = at < rows.size() && rows[at] != nullptr;
+      staged[r] = served ? slots_->slot_of(*rows[at]) : -1;
+    }
+    CLO_CUDA(cudaMemcpyAsync(buffers_.row_slot, staged, static_cast<size_t>(limits_.max_batch) * 4,
+                             cudaMemcpyHostToDevice, main_.get()));
+    rows_.assign(rows.begin(), rows.end());
+  }
+  exec.launch(main_);
+  last_nodes_ = exec.num_nodes();
+  launched_.push_back({++step_, rows_});
+}
+
+void CudaRunner::check_fault() {
+  const uint32_t fault = load_word(words_.as<uint32_t>() + 1);
+  if (fault == 0) return;
+  throw std::runtime_error("a wait on the device gave up after 10 s (fault " +
+                           std::to_string(fault) +
+                           "): rows that attention needs did not arrive from the host store");
+}
+
+void CudaRunner::wait(uint32_t step) {
+  const uint32_t* word = words_.as<uint32_t>();
+  const auto passed = [&] { return static_cast<int32_t>(load_word(word) - step) >= 0; };
+  const auto start = SteadyClock::now();
+  double waited = 0;
+  // Most of a step is slept through in one piece; what is left is met in short naps, so that the
+  // thread costs little and the token is seen soon.
+  if (!passed() && step_seconds_ > 200e-6) sleep_us(step_seconds_ * 0.85 * 1e6);
+  for (int64_t naps = 0; !passed(); ++naps) {
+    sleep_us(std::min(200.0, 20.0 + step_seconds_ * 1e6 / 100));
+    waited = std::chrono::duration<double>(SteadyClock::now() - start).count();
+    if (naps % 64 == 63) {
+      // A fault of the device never sets the word: the stream tells.
+      const cudaError_t state = cudaStreamQuery(main_.get());
+      if (state != cudaErrorNotReady) CLO_CUDA(state);
+      check_fault();
+    }
+  }
+  check_fault();
+  waited = std::chrono::duration<double>(SteadyClock::now() - start).count();
+  step_seconds_ = step_seconds_ == 0 ? waited : 0.8 * step_seconds_ + 0.2 * waited;
+}
+
+void CudaRunner::decode(std::span<const DecodeRow> rows, std::span<DecodeOutcome> outcomes) {
+  CLO_CHECK(!rows.empty() && std::ssize(rows) <= limits_.max_batch, rows.size());
+  for (DecodeOutcome& outcome : outcomes) outcome = {};
+  std::vector<SequenceKv*> wanted;
+  bool need_logits = false;
+  for (const DecodeRow& row : rows) {
+    wanted.push_back(row.sequence);
+    need_logits = need_logits || row.need_logits;
+  }
+  // Steps whose sequences have all ended answer nobody.
+  while (!launched_.empty() &&
+         std::none_of(launched_.front().rows.begin(), launched_.front().rows.end(),
+                      [](const SequenceKv* sequence) { return sequence != nullptr; })) {
+    wait(launched_.front().step);
+    launched_.pop_front();
+  }
+  const auto launch_wanted = [&] {
+    for (const DecodeRow& row : rows) {
+      if (!slots_->is_active(*row.sequence)) {
+        slots_->activate(*row.sequence, row.token);
+      } else if (need_logits) {
+        slots_->set_token(*row.sequence, row.token);
+      }
+    }
+    launch(wanted);
+  };
+  if (launched_.empty()) launch_wanted();
+  // One step ahead: its tokens come from this one, on the device.
+  if (!need_logits && launched_.size() < kMaxLaunched) launch_wanted();
+
+  const Launched step = launched_.front();
+  wait(step.step);
+  launched_.pop_front();
+  const auto* results = results_.as<kernels::StepResult>() +
+                        int64_t{step.step % kernels::kResultRing} * limits_.max_batch;
+  if (need_logits) {
+    CLO_CUDA(
+        cudaMemcpyAsync(host_logits_.as<float>(), buffers_.logits,
+                        step.rows.size() * static_cast<size_t>(weights_.config().vocab_size) * 4,
+                        cudaMemcpyDeviceToHost, main_.get()));
+    main_.synchronize();
+  }
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const auto found = std::find(step.rows.begin(), step.rows.end(), rows[i].sequence);
+    if (found == step.rows.end()) continue;
+    const auto r = found - step.rows.begin();
+    rows[i].sequence->advance(1);
+    ++decoded_rows_[rows[i].sequence];
+    DecodeOutcome& outcome = outcomes[i];
+    if (need_logits && launched_.empty()) {
+      outcome.kind = DecodeOutcome::Kind::kLogits;
+      outcome.logits = {host_logits_.as<float>() + r * weights_.config().vocab_size,
+                        static_cast<size_t>(weights_.config().vocab_size)};
+    } else {
+      outcome.kind = DecodeOutcome::Kind::kToken;
+      outcome.token = results[r].token;
+      outcome.finite = results[r].finite != 0;
+    }
+  }
+}
+
+}  // namespace clo

@@ -1,0 +1,153 @@
+#pragma once
+// CudaRunner: the steps of a model on a GPU. A decode step is one captured graph per batch bucket;
+// the host launches it and reads one mapped word. The next step is launched before the last one's
+// token has been read, so the device never waits for the host. Prefill runs layer by layer while
+// finished rows leave on a copy stream. Engine thread only.
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "cuda/backend.h"
+#include "cuda/buffers.h"
+#include "cuda/slot_table.h"
+#include "device/device_memory.h"
+#include "device/stream.h"
+#include "kernels/linear/matmul.h"
+#include "kernels/prefill/sdpa.h"
+#include "kernels/sample/sample.h"
+
+namespace clo {
+
+// What decides which kernels a decode graph holds. Everything else is in device tables.
+struct GraphKey {
+  int32_t rows = 0;            // bucket
+  bool queue = false;          // some sequence refreshes beside the layers
+  bool predict_layer = false;  // some sequence foresees the next layer's query
+  bool refresh_now = false;    // some sequence decides with the true query
+  bool draws = false;          // some sequence samples, or has a penalty
+  auto operator<=>(const GraphKey&) const = default;
+};
+
+class CudaRunner final : public Runner {
+ public:
+  static Result<std::unique_ptr<CudaRunner>> create(const Weights& weights, KvSystem& system,
+                                                    Arena& arena, const CudaLimits& limits,
+                                                    std::string description);
+  ~CudaRunner() override;
+
+  std::string description() const override {
+    return description_ + ", prefill attention: " + attention_kernel_;
+  }
+  void begin(SequenceKv& sequence, const SamplingOptions& sampling) override;
+  void end(SequenceKv& sequence) override;
+  void read_counters(SequenceKv& sequence) override;
+  std::span<const float> prefill(std::span<const int32_t> ids, SequenceKv& sequence, bool last,
+                                 const std::function<bool(int32_t)>& proceed,
+                                 bool* abandoned) override;
+  void decode(std::span<const DecodeRow> rows, std::span<DecodeOutcome> outcomes) override;
+
+  // Measurement.
+  void force_reuse(const ForcedReuse& forced) { forced_ = forced; }
+  SlotTable::Times times() const { return slots_->times(); }
+  const Stream& stream() const { return main_; }
+  const SlotTable& slots() const { return *slots_; }
+  const StepBuffers& buffers() const { return buffers_; }
+  const StepPlans& plans() const { return plans_; }
+  size_t graph_nodes() const { return last_nodes_; }
+  std::string attention_kernel() const { return attention_kernel_; }
+  const CudaLimits& limits() const { return limits_; }
+  // One kind of kernel of a step, in all its layers, and the bytes it must move.
+  struct StageWork {
+    std::string name;
+    double bytes = 0;
+    std::function<void()> record;
+  };
+  std::vector<StageWork> stage_work(int32_t rows);
+  // Makes slots known to the kernels without a decode step.
+  void activate_all(std::span<const std::unique_ptr<SequenceKv>> batch);
+  // Seconds until every head of every row has fetched its set through the refresh queue, with or
+  // without products running beside it. Requires: sequences that foresee the next layer's query.
+  double time_fetch(int32_t rows, bool products);
+  // Waits until nothing launched is left.
+  void synchronize();
+
+ private:
+  // A launched step whose tokens have not been read.
+  struct Launched {
+    uint32_t step = 0;
+    std::vector<SequenceKv*> rows;
+  };
+  static constexpr size_t kMaxLaunched = 2;
+
+  friend class StepRecorder;
+
+  CudaRunner(const Weights& weights, KvSystem& system, const CudaLimits& limits,
+             std::string description);
+  Status build(Arena& arena);
+  void upload_constants();
+
+  // step_graph.cpp
+  GraphKey key_of(std::span<SequenceKv* const> rows) const;
+  const GraphExec& graph(const GraphKey& key);
+  void record_step(const GraphKey& key);
+  // The library chooses its algorithms outside a capture.
+  void prepare_products(int32_t rows);
+  // chunk.cpp
+  void chunk_layer(SequenceKv& sequence, int32_t layer, int64_t rows, bool last);
+  void load_earlier_rows(SequenceKv& sequence, int32_t layer);
+  void chunk_attention(int32_t layer, int64_t first, int64_t rows);
+  void mlp_rows(int32_t layer, int64_t rows);
+  // bf16 out = x weight^T + bias (bf16), and f32 out += x weight^T + bias (f32).
+  void multiply(const WeightView& weight, const void* bias, const void* x, int64_t rows, void* out);
+  void multiply_add(const WeightView& weight, const float* bias, const void* x, int64_t rows,
+                    float* out);
+  static const void* library_bias(const void* biases, const WeightView& weight, int32_t layer);
+
+  void launch(std::span<SequenceKv* const> rows);
+  // Blocks: until the oldest launched step has finished.
+  void wait(uint32_t step);
+  void check_fault();
+  void drain_queue();
+  bool in_flight(const SequenceKv& sequence) const;
+
+  const Weights& weights_;
+  KvSystem& system_;
+  CudaLimits limits_;
+  std::string description_;
+  std::string attention_kernel_;
+  DeviceNumbers device_;
+  StepPlans plans_;
+  StepBuffers buffers_;
+  kernels::DecodeTables tables_;
+  ForcedReuse forced_;
+
+  Stream main_;      // decode and prefill compute
+  Stream refresh_;   // refreshes beside a step: higher priority, few blocks
+  Stream copy_out_;  // finished rows to the host
+  Stream copy_in_;   // earlier rows back from the host
+  Event fork_, join_;
+  Event computed_[kLayerBuffers], stored_[kLayerBuffers], loaded_[kLayerBuffers];
+  std::vector<Event> layer_done_;
+
+  std::unique_ptr<SlotTable> slots_;
+  std::unique_ptr<kernels::Matmul> matmul_;
+  std::unique_ptr<kernels::Sdpa> sdpa_;
+  std::map<GraphKey, GraphExec> graphs_;
+  size_t last_nodes_ = 0;
+
+  PinnedBlock results_;      // [kResultRing][max_batch] StepResult
+  PinnedBlock words_;        // [0] step word, [1] fault word
+  PinnedBlock row_staging_;  // [kRowRing][max_batch] row -> slot
+  PinnedBlock host_logits_;  // [max_batch, vocab]
+  PinnedBlock host_ids_;     // [chunk rows]
+  std::deque<Launched> launched_;
+  std::vector<SequenceKv*> rows_;  // of the last launched step: what row_slot says
+  uint32_t next_row_staging_ = 0;
+  uint32_t step_ = 0;
+  double step_seconds_ = 0;  // smoothed, so that a wait sleeps through most of a step
+  std::map<const SequenceKv*, int64_t> decoded_rows_;  // since counters were last read
+};
+
+}  // namespace clo

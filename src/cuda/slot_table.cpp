@@ -1,0 +1,258 @@
+#include "cuda/slot_table.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <numeric>
+
+#include "base/check.h"
+#include "reuse/reuse_rule.h"
+
+namespace clo {
+
+using kernels::BatchSlot;
+using kernels::DeviceCounters;
+
+kernels::SequenceRules sequence_rules(const SequenceKv& sequence, const ForcedReuse& forced) {
+  const PolicyOptions& policy = sequence.policy();
+  kernels::SequenceRules rules;
+  rules.kv_ratio = policy.kv_ratio;
+  rules.set_tokens = policy.set_tokens;
+  rules.random_seed = sequence.random_seed();
+  rules.sink = policy.sink;
+  rules.recent = policy.recent;
+  rules.max_label_age = policy.max_label_age;
+  int32_t dense_layers = 0;
+  while (dense_layers < std::ssize(sequence.layer_counters()) &&
+         sequence.is_dense_layer(dense_layers)) {
+    ++dense_layers;
+  }
+  rules.dense_layers = dense_layers;
+  switch (policy.select) {
+    case Select::kNone:
+      rules.select = kernels::SelectRule::kNone;
+      break;
+    case Select::kHash:
+      rules.select = kernels::SelectRule::kHash;
+      break;
+    case Select::kExact:
+      rules.select = kernels::SelectRule::kExact;
+      break;
+    case Select::kRandom:
+      rules.select = kernels::SelectRule::kRandom;
+      break;
+  }
+  switch (policy.predict) {
+    case Predict::kNone:
+      rules.predict = kernels::PredictRule::kNone;
+      break;
+    case Predict::kPreviousLayer:
+      rules.predict = kernels::PredictRule::kPreviousLayer;
+      break;
+    case Predict::kPreviousStep:
+      rules.predict = kernels::PredictRule::kPreviousStep;
+      break;
+  }
+  rules.correct = policy.correction == Correction::kTrueQuery;
+  rules.fetch_whole = policy.fetch == Fetch::kWhole;
+  rules.aggregate_all = policy.aggregate == Aggregate::kAll;
+  rules.forced_hit_rate = forced.hit_rate;
+  rules.forced_new_share = forced.new_share;
+  return rules;
+}
+
+kernels::HeadRule head_rule(const PolicyOptions& policy, std::span<const float> importance) {
+  kernels::HeadRule rule;
+  CLO_CHECK(importance.size() <= kernels::kMaxGroup, importance.size());
+  const bool weighted = policy.aggregate == Aggregate::kWeighted;
+  float largest = 0, total = 0;
+  for (size_t j = 0; j < importance.size(); ++j) {
+    rule.weight[j] = weighted ? importance[j] : 1.0;
+    rule.query_threshold[j] = head_threshold(policy, importance[j]);
+    largest = std::max(largest, importance[j]);
+    total += importance[j];
+  }
+  const auto count = static_cast<double>(importance.size());
+  const float of_group =
+      weighted ? largest : static_cast<float>(static_cast<double>(total) / count);
+  rule.threshold = head_threshold(policy, of_group);
+  return rule;
+}
+
+SlotTable::SlotTable(const KvSystem& system, const StepBuffers& buffers, const CudaLimits& limits,
+                     const Stream& stream)
+    : system_(system),
+      buffers_(buffers),
+      stream_(stream),
+      max_context_(limits.max_context_tokens),
+      staging_(PinnedBlock::create(limits.max_batch * int64_t{sizeof(BatchSlot)}).value()) {
+  const int64_t max_batch = limits.max_batch;
+  // Handed out from the back, so slot 0 goes first.
+  free_.resize(static_cast<size_t>(max_batch));
+  std::iota(free_.rbegin(), free_.rend(), 0);
+  const int64_t heads = int64_t{max_batch} * system.shape.num_layers * system.shape.num_kv_heads;
+  const auto clear = [&](void* target, int64_t num_bytes) {
+    CLO_CUDA(cudaMemsetAsync(target, 0, static_cast<size_t>(num_bytes), stream.get()));
+  };
+  clear(buffers.slots, max_batch * int64_t{sizeof(BatchSlot)});
+  clear(buffers.pending, heads * 4);
+  clear(buffers.queue, sizeof(kernels::RefreshQueue));
+  clear(buffers.jobs, buffers.queue_capacity * int64_t{sizeof(kernels::RefreshJob)});
+  std::vector<int32_t*> answer_of;
+  for (int64_t slot = 0; slot < max_batch; ++slot) {
+    answer_of.push_back(buffers.answers + slot * max_context_);
+  }
+  CLO_CUDA(cudaMemcpy(buffers.answer_of, answer_of.data(), answer_of.size() * sizeof(int32_t*),
+                      cudaMemcpyHostToDevice));
+}
+
+void SlotTable::upload(void* target, const void* source, int64_t num_bytes) {
+  CLO_CUDA(cudaMemcpyAsync(target, source, static_cast<size_t>(num_bytes), cudaMemcpyHostToDevice,
+                           stream_.get()));
+}
+
+int32_t SlotTable::assign(SequenceKv& sequence, const SamplingOptions& sampling,
+                          const ForcedReuse& forced) {
+  CLO_CHECK(!free_.empty());
+  CLO_CHECK(!entries_.contains(&sequence));
+  const int32_t slot = free_.back();
+  free_.pop_back();
+  entries_[&sequence] = {slot, false, sampling.temperature > 0 || sampling.repetition_penalty != 1};
+
+  const KvShape& shape = system_.shape;
+  const int64_t heads_per_slot = int64_t{shape.num_layers} * shape.num_kv_heads;
+  std::vector<HeadCacheView> heads;
+  std::vector<kernels::HeadRule> rules;
+  for (int32_t layer = 0; layer < shape.num_layers; ++layer) {
+    for (int32_t h = 0; h < shape.num_kv_heads; ++h) {
+      heads.push_back(sequence.head(layer, h));
+      rules.push_back(head_rule(sequence.policy(), sequence.importance(layer, h)));
+    }
+  }
+  const std::span<const PageId> pages = sequence.pages();
+  const int64_t num_pages = (sequence.capacity_tokens() + kPageTokens - 1) / kPageTokens;
+  const std::span<uint64_t* const> codes = sequence.device_code_table();
+
+  upload(buffers_.heads + slot * heads_per_slot, heads.data(),
+         heads_per_slot * int64_t{sizeof(HeadCacheView)});
+  upload(buffers_.rules + slot * heads_per_slot, rules.data(),
+         heads_per_slot * int64_t{sizeof(kernels::HeadRule)});
+  int32_t* const device_pages = buffers_.pages + slot * buffers_.max_pages;
+  uint64_t** const device_codes = buffers_.code_blocks + slot * buffers_.max_pages;
+  if (!pages.empty()) upload(device_pages, pages.data(), num_pages * 4);
+  if (!codes.empty()) upload(device_codes, codes.data(), num_pages * 8);
+  CLO_CUDA(cudaMemsetAsync(buffers_.counters + slot * int64_t{shape.num_layers}, 0,
+                           static_cast<size_t>(shape.num_layers) * sizeof(DeviceCounters),
+                           stream_.get()));
+  // The vectors above are read by the copies.
+  stream_.synchronize();
+
+  BatchSlot& entry = staged(slot);
+  entry = {};
+  entry.capacity_tokens = sequence.capacity_tokens();
+  entry.pages = pages.empty() ? nullptr : device_pages;
+  entry.code_blocks = codes.empty() ? nullptr : device_codes;
+  entry.rules = sequence_rules(sequence, forced);
+  entry.sampling.temperature = sampling.temperature;
+  entry.sampling.top_k = sampling.top_k;
+  entry.sampling.top_p = sampling.top_p;
+  entry.sampling.min_p = sampling.min_p;
+  entry.sampling.repetition_penalty = sampling.repetition_penalty;
+  entry.sampling.seed = sampling.seed;
+  upload(buffers_.slots + slot, &entry, sizeof entry);
+  return slot;
+}
+
+void SlotTable::activate(const SequenceKv& sequence, int32_t token) {
+  Entry& at = entries_.at(&sequence);
+  BatchSlot& entry = staged(at.slot);
+  entry.num_tokens = sequence.num_tokens();
+  entry.num_answered = 1;
+  entry.token = token;
+  entry.active = 1;
+  upload(buffers_.slots + at.slot, &entry, sizeof entry);
+  // The first token came from the prefill's logits.
+  upload(buffers_.answers + at.slot * max_context_, &entry.token, sizeof entry.token);
+  at.active = true;
+}
+
+void SlotTable::set_token(const SequenceKv& sequence, int32_t token) {
+  const int32_t slot = slot_of(sequence);
+  staged(slot).token = token;
+  upload(&buffers_.slots[slot].token, &staged(slot).token, sizeof token);
+}
+
+void SlotTable::release(const SequenceKv& sequence) {
+  const auto found = entries_.find(&sequence);
+  CLO_CHECK(found != entries_.end());
+  const int32_t slot = found->second.slot;
+  staged(slot) = {};
+  upload(buffers_.slots + slot, &staged(slot), sizeof(BatchSlot));
+  stream_.synchronize();
+  free_.push_back(slot);
+  entries_.erase(found);
+}
+
+int32_t SlotTable::slot_of(const SequenceKv& sequence) const { return entries_.at(&sequence).slot; }
+
+bool SlotTable::is_active(const SequenceKv& sequence) const {
+  return entries_.at(&sequence).active;
+}
+
+bool SlotTable::draws(const SequenceKv& sequence) const { return entries_.at(&sequence).draws; }
+
+void SlotTable::read_counters(SequenceKv& sequence) {
+  const auto layers = static_cast<size_t>(system_.shape.num_layers);
+  std::vector<DeviceCounters> counts(layers);
+  DeviceCounters* const at =
+      buffers_.counters + slot_of(sequence) * int64_t{system_.shape.num_layers};
+  const size_t num_bytes = layers * sizeof(DeviceCounters);
+  CLO_CUDA(cudaMemcpyAsync(counts.data(), at, num_bytes, cudaMemcpyDeviceToHost, stream_.get()));
+  CLO_CUDA(cudaMemsetAsync(at, 0, num_bytes, stream_.get()));
+  stream_.synchronize();
+  times_ = {};
+  const auto add = [](int64_t& total, unsigned long long more) {
+    total += static_cast<int64_t>(more);
+  };
+  for (size_t layer = 0; layer < layers; ++layer) {
+    KvCounters& c = sequence.counters(static_cast<int32_t>(layer));
+    const DeviceCounters& d = counts[layer];
+    add(c.hits, d.hits);
+    add(c.misses, d.misses);
+    add(c.aged, d.aged);
+    add(c.incomplete, d.incomplete);
+    add(c.corrections, d.corrections);
+    add(c.resident_selections, d.resident_selections);
+    add(c.rows_requested, d.rows_requested);
+    add(c.rows_fetched, d.rows_fetched);
+    add(c.rows_saved_by_delta, d.rows_saved_by_delta);
+    add(c.rows_saved_by_hits, d.rows_saved_by_hits);
+    add(c.rows_attended, d.rows_attended);
+    add(c.rows_in_context, d.rows_in_context);
+    add(c.oracle_rows, d.oracle_rows);
+    times_.wait_ns += d.wait_ns;
+    times_.fetch_ns += d.fetch_ns;
+  }
+}
+
+const int32_t* SlotTable::device_pages(const SequenceKv& sequence) const {
+  if (sequence.pages().empty()) return nullptr;
+  return buffers_.pages + slot_of(sequence) * buffers_.max_pages;
+}
+
+uint64_t* const* SlotTable::device_code_blocks(const SequenceKv& sequence) const {
+  if (sequence.device_code_table().empty()) return nullptr;
+  return buffers_.code_blocks + slot_of(sequence) * buffers_.max_pages;
+}
+
+const HeadCacheView* SlotTable::device_heads(const SequenceKv& sequence, int32_t layer) const {
+  return buffers_.heads + (int64_t{slot_of(sequence)} * system_.shape.num_layers + layer) *
+                              system_.shape.num_kv_heads;
+}
+
+float* SlotTable::last_query(const SequenceKv& sequence, int32_t layer) const {
+  const int64_t width = int64_t{system_.shape.num_q_heads} * system_.shape.head_dim;
+  return buffers_.last_query +
+         (int64_t{slot_of(sequence)} * system_.shape.num_layers + layer) * width;
+}
+
+}  // namespace clo

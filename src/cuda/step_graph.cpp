@@ -1,0 +1,267 @@
+// The decode step as a captured graph: which kernels, in which order, and what runs beside them.
+#include <algorithm>
+#include <bit>
+
+#include "base/check.h"
+#include "cuda/step_recorder.h"
+#include "kernels/attend/attend.h"
+#include "kernels/norm/norm.h"
+#include "kernels/refresh/refresh.h"
+#include "kernels/rows/rows.h"
+
+namespace clo {
+
+using namespace kernels;
+
+int32_t StepRecorder::product(const WeightView& weight, const SkinnyPlan& plan, const void* x,
+                              float* parts) {
+  cudaStream_t stream = runner_.main_.get();
+  if (rows_ <= kSkinnyRows) {
+    skinny_linear({weight.data, x, parts, weight.num_rows, weight.num_cols, rows_}, plan, stream);
+    return plan.splits;
+  }
+  const MatmulShape shape{rows_, weight.num_rows, weight.num_cols, DType::kF32, false, false};
+  runner_.matmul_->run(shape, x, weight.data, nullptr, parts, stream);
+  return 1;
+}
+
+void StepRecorder::begin() {
+  const ModelConfig& c = runner_.weights_.config();
+  BeginStep params;
+  params.tables = runner_.tables_;
+  params.table = runner_.weights_.embedding().data;
+  params.inverse_frequencies = runner_.buffers_.inverse_frequencies;
+  params.x = runner_.buffers_.x;
+  params.cosine = runner_.buffers_.cosine;
+  params.sine = runner_.buffers_.sine;
+  params.attention_factor = static_cast<float>(c.rope.attention_factor);
+  params.width = c.hidden_size;
+  params.rows = rows_;
+  params.half_dim = static_cast<int32_t>(c.head_dim / 2);
+  begin_step(params, runner_.main_.get());
+}
+
+void StepRecorder::norm(const float* weight) {
+  const ModelConfig& c = runner_.weights_.config();
+  AddNorm params;
+  params.x = runner_.buffers_.x;
+  if (parts_to_add_) {
+    params.parts = runner_.buffers_.parts;
+    params.splits = parts_;
+    params.bias = bias_to_add_;
+  }
+  params.weight = weight;
+  params.out = runner_.buffers_.normed;
+  params.rows = rows_;
+  params.width = c.hidden_size;
+  params.epsilon = c.rms_norm_eps;
+  add_norm(params, runner_.main_.get());
+  parts_to_add_ = false;
+}
+
+void StepRecorder::predict_queries(int32_t layer) {
+  const ModelConfig& c = runner_.weights_.config();
+  const StepBuffers& b = runner_.buffers_;
+  const LayerWeights& next = weights(layer);
+  CLO_CHECK(!parts_to_add_);
+  AddNorm norm;
+  norm.x = b.x;
+  norm.weight = next.input_norm;
+  norm.out = b.predicted_normed;
+  norm.rows = rows_;
+  norm.width = c.hidden_size;
+  norm.epsilon = c.rms_norm_eps;
+  add_norm(norm, runner_.main_.get());
+  WeightView query = next.qkv;  // Q rows come first
+  query.num_rows = c.num_q_heads * c.head_dim;
+  PredictedQueries params;
+  params.shape = runner_.system_.shape;
+  params.splits = product(query, runner_.plans_.query, b.predicted_normed, b.predicted_parts);
+  params.parts = b.predicted_parts;
+  params.bias = next.qkv_bias;
+  params.q_norm = next.q_norm;
+  params.cosine = b.cosine;
+  params.sine = b.sine;
+  params.queries = b.predicted;
+  params.norm_epsilon = c.rms_norm_eps;
+  params.rows = rows_;
+  predicted_queries(params, runner_.main_.get());
+  DecideAhead ahead;
+  ahead.tables = runner_.tables_;
+  ahead.queries = b.predicted;
+  ahead.layer = layer;
+  ahead.rows = rows_;
+  decide_ahead(ahead, runner_.main_.get());
+}
+
+void StepRecorder::qkv(int32_t layer) {
+  parts_ = product(weights(layer).qkv, runner_.plans_.qkv, runner_.buffers_.normed,
+                   runner_.buffers_.parts);
+}
+
+void StepRecorder::rows(int32_t layer) {
+  const LayerWeights& w = weights(layer);
+  DecodeRows params;
+  params.tables = runner_.tables_;
+  params.splits = parts_;
+  params.parts = runner_.buffers_.parts;
+  params.bias = w.qkv_bias;
+  params.q_norm = w.q_norm;
+  params.k_norm = w.k_norm;
+  params.cosine = runner_.buffers_.cosine;
+  params.sine = runner_.buffers_.sine;
+  params.queries = runner_.buffers_.queries;
+  params.norm_epsilon = runner_.weights_.config().rms_norm_eps;
+  params.layer = layer;
+  params.rows = rows_;
+  decode_rows(params, runner_.main_.get());
+}
+
+void StepRecorder::refresh_now(int32_t layer) {
+  RefreshNow params;
+  params.tables = runner_.tables_;
+  params.scratch = {runner_.buffers_.now_scratch, runner_.buffers_.scratch_bytes};
+  params.queries = runner_.buffers_.queries;
+  params.layer = layer;
+  params.rows = rows_;
+  params.num_clusters = kNowClusters;
+  kernels::refresh_now(params, runner_.main_.get());
+}
+
+void StepRecorder::attend(int32_t layer) {
+  AttendRows params;
+  params.tables = runner_.tables_;
+  params.queries = runner_.buffers_.queries;
+  params.out = runner_.buffers_.attended;
+  params.parts = runner_.buffers_.attend_parts;
+  params.arrivals = runner_.buffers_.arrivals;
+  params.layer = layer;
+  params.rows = rows_;
+  params.grid = attend_grid(runner_.system_.shape, runner_.device_.num_multiprocessors);
+  kernels::attend(params, runner_.main_.get());
+}
+
+void StepRecorder::output(int32_t layer) {
+  parts_ = product(weights(layer).output, runner_.plans_.output, runner_.buffers_.attended,
+                   runner_.buffers_.parts);
+  parts_to_add_ = true;
+  bias_to_add_ = weights(layer).output_bias;
+}
+
+void StepRecorder::gate_up(int32_t layer) {
+  parts_ = product(weights(layer).gate_up, runner_.plans_.gate_up, runner_.buffers_.normed,
+                   runner_.buffers_.parts);
+}
+
+void StepRecorder::silu(int32_t layer) {
+  GatedSilu params;
+  params.splits = parts_;
+  params.parts = runner_.buffers_.parts;
+  params.bias = weights(layer).gate_up_bias;
+  params.out = runner_.buffers_.inner;
+  params.rows = rows_;
+  params.width = runner_.weights_.config().intermediate_size;
+  gated_silu(params, runner_.main_.get());
+}
+
+void StepRecorder::down(int32_t layer) {
+  parts_ = product(weights(layer).down, runner_.plans_.down, runner_.buffers_.inner,
+                   runner_.buffers_.parts);
+  parts_to_add_ = true;
+  bias_to_add_ = weights(layer).down_bias;
+}
+
+void StepRecorder::head() {
+  const int32_t parts = product(runner_.weights_.head(), runner_.plans_.head,
+                                runner_.buffers_.normed, runner_.buffers_.logits);
+  CLO_CHECK(parts == 1, parts);
+}
+
+void StepRecorder::sample(const GraphKey& key) {
+  SampleRows params;
+  params.tables = runner_.tables_;
+  params.logits = runner_.buffers_.logits;
+  params.vocab_size = runner_.weights_.config().vocab_size;
+  params.rows = rows_;
+  params.results = runner_.results_.as<StepResult>();
+  params.words = runner_.words_.as<uint32_t>();
+  params.scratch = runner_.buffers_.sample_scratch;
+  params.answers = runner_.buffers_.answer_of;
+  params.any_sampled = key.draws;
+  params.refreshes_beside = key.queue;
+  sample_rows(params, runner_.main_.get());
+}
+
+GraphKey CudaRunner::key_of(std::span<SequenceKv* const> rows) const {
+  GraphKey key;
+  // Powers of two: a batch that grows by one seldom needs a new graph.
+  key.rows = std::min<int32_t>(
+      static_cast<int32_t>(std::bit_ceil(static_cast<uint32_t>(rows.size()))), limits_.max_batch);
+  for (const SequenceKv* sequence : rows) {
+    key.draws = key.draws || (sequence != nullptr && slots_->draws(*sequence));
+    if (sequence == nullptr || sequence->is_dense_layer(system_.shape.num_layers - 1)) continue;
+    const PolicyOptions& policy = sequence->policy();
+    key.queue = key.queue || policy.predict != Predict::kNone;
+    key.predict_layer = key.predict_layer || policy.predict == Predict::kPreviousLayer;
+    key.refresh_now = key.refresh_now || policy.predict == Predict::kNone ||
+                      policy.correction == Correction::kTrueQuery;
+  }
+  return key;
+}
+
+void CudaRunner::prepare_products(int32_t rows) {
+  if (rows <= kSkinnyRows) return;
+  const LayerWeights& w = weights_.layers().front();
+  WeightView query = w.qkv;
+  query.num_rows = weights_.config().num_q_heads * weights_.config().head_dim;
+  for (const WeightView& weight : {w.qkv, query, w.output, w.gate_up, w.down, weights_.head()}) {
+    matmul_->prepare({rows, weight.num_rows, weight.num_cols, DType::kF32, false, false});
+  }
+}
+
+const GraphExec& CudaRunner::graph(const GraphKey& key) {
+  GraphExec& exec = graphs_[key];
+  if (!exec) {
+    prepare_products(key.rows);
+    exec = GraphExec(main_, [&] { record_step(key); });
+  }
+  return exec;
+}
+
+void CudaRunner::record_step(const GraphKey& key) {
+  if (key.queue) {
+    fork_.record(main_);
+    fork_.make_wait(refresh_);
+    RefreshQueueParams params;
+    params.tables = tables_;
+    params.scratch = {buffers_.queue_scratch, buffers_.scratch_bytes};
+    params.num_clusters = limits_.queue_clusters;
+    params.fetch_warps = limits_.fetch_warps;
+    refresh_queue(params, refresh_.get());
+    join_.record(refresh_);
+  }
+  StepRecorder step(*this, key.rows);
+  step.begin();
+  const int32_t num_layers = system_.shape.num_layers;
+  for (int32_t layer = 0; layer < num_layers; ++layer) {
+    const LayerWeights& w = weights_.layers()[static_cast<size_t>(layer)];
+    step.norm(w.input_norm);
+    if (key.predict_layer && layer + 1 < num_layers) step.predict_queries(layer + 1);
+    step.qkv(layer);
+    step.rows(layer);
+    // The first layer has none before it that could foresee its query.
+    if (key.refresh_now || (key.predict_layer && layer == 0)) step.refresh_now(layer);
+    step.attend(layer);
+    step.output(layer);
+    step.norm(w.mlp_norm);
+    step.gate_up(layer);
+    step.silu(layer);
+    step.down(layer);
+  }
+  step.norm(weights_.final_norm());
+  step.head();
+  step.sample(key);
+  if (key.queue) join_.make_wait(main_);
+}
+
+}  // namespace clo

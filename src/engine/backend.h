@@ -1,0 +1,20 @@
+#pragma once
+// Which backend serves an engine, and why.
+#include <string>
+
+#include "clo/engine.h"
+#include "ops/kv_layout.h"
+
+namespace clo {
+
+struct BackendChoice {
+  Backend backend = Backend::kCpu;  // never kAuto
+  std::string note;                 // why a device that is there is not used; empty otherwise
+};
+
+// `auto` takes CUDA where a device is there and its kernels are cut for the shape, and says in
+// `note` when they are not. Fails: as CpuOps::supports, CudaBackend::supports and device_facts for
+// a backend that was named.
+Result<BackendChoice> choose_backend(const EngineOptions& options, const KvShape& shape);
+
+}  // namespace clo

@@ -1,0 +1,466 @@
+#include "base/check.h"
+#include "kernels/attend/attend.h"
+#include "kernels/attend/softmax_tiles.cuh"
+#include "kernels/launch.cuh"
+#include "kernels/refresh/decide.cuh"
+
+namespace clo::kernels {
+
+namespace {
+
+constexpr int kWarps = 8;
+constexpr int kThreads = 32 * kWarps;
+constexpr int kBatch = 16;  // heads whose lists are worked out together
+// A head's merge keeps (max, sum) of every part in the tiles' shared memory.
+constexpr int kMaxGrid = 512;
+
+struct Shared {
+  int32_t chunk_first[kThreads + 1];  // first tile of each thread's heads
+  int32_t warp_tiles[kWarps];
+  int32_t found_head, found_first;
+  int32_t num_tiles, num_blocks;  // tiles in all, blocks that have some
+  int32_t run_first, run_last;    // this block's tiles
+  int32_t batch_first[kBatch];    // first tile of each head of the batch
+  HeadRows batch[kBatch];
+  float max[kWarps][kMaxGroup];  // of each warp's tiles, then its weight in the part
+  float sum[kWarps][kMaxGroup];
+  float best[kMaxGroup], total[kMaxGroup];  // of the part, then of the head
+  int32_t rows[kWarps];                     // rows that each warp read
+  bool last;
+};
+
+template <int kHeadDim>
+class Block {
+ public:
+  __device__ Block(const AttendRows& params, Shared& shared, std::byte* tiles)
+      : p_(params),
+        t_(params.tables),
+        shared_(shared),
+        tiles_(tiles),
+        thread_(static_cast<int>(threadIdx.x)),
+        warp_(static_cast<int>(threadIdx.x) / 32),
+        lane_(static_cast<int>(threadIdx.x) % 32),
+        group_(params.tables.shape.num_q_heads / params.tables.shape.num_kv_heads) {}
+
+  __device__ void run() {
+    // Lengths, rules and addresses do not change between the start of a step and its last kernel,
+    // so the deal is worked out while the kernels before this one still run.
+    const bool idle_rows = deal();
+    int32_t tile = shared_.run_first;
+    if (tile >= shared_.run_last) {
+      wait_for_predecessor();
+      if (idle_rows) clear_idle_rows();
+      return;
+    }
+    while (tile < shared_.run_last) {
+      find(tile);
+      HeadRows h;
+      if (warp_ == 0) h = describe_batch();
+      if (tile == shared_.run_first) {
+        wait_for_predecessor();
+        if (idle_rows) clear_idle_rows();
+      }
+      if (warp_ == 0) read_batch(h);
+      __syncthreads();
+      // Not earlier: the next kernel's blocks must not take the room of a refresh waited for.
+      if (tile == shared_.run_first) launch_dependents();
+      for (int i = 0; i < kBatch && tile < shared_.run_last; ++i) {
+        const int32_t first = shared_.batch_first[i];
+        const int32_t end = first + tiles_of(shared_.batch[i].count);
+        const int32_t stop = end < shared_.run_last ? end : shared_.run_last;
+        if (stop <= tile) continue;  // a row without a sequence
+        attend_segment(shared_.batch[i], shared_.found_head + i, first, end, tile, stop);
+        tile = stop;
+      }
+    }
+  }
+
+ private:
+  // Every block works out the tile counts of all heads by itself, a few heads a thread. Whether
+  // this thread met a head without tiles: its row serves no sequence.
+  __device__ bool deal() {
+    int32_t mine = 0;
+    bool idle_rows = false;
+    for (int32_t head = chunk_begin(thread_); head < chunk_begin(thread_ + 1); ++head) {
+      const int32_t tiles = tiles_of(head_rows(t_, p_.layer, head).count);
+      mine += tiles;
+      idle_rows = idle_rows || tiles == 0;
+    }
+    int32_t inclusive = mine;
+#pragma unroll
+    for (int offset = 1; offset < 32; offset *= 2) {
+      const int32_t before = __shfl_up_sync(kWholeWarp, inclusive, offset);
+      if (lane_ >= offset) inclusive += before;
+    }
+    if (lane_ == 31) shared_.warp_tiles[warp_] = inclusive;
+    __syncthreads();
+    for (int w = 0; w < warp_; ++w) inclusive += shared_.warp_tiles[w];
+    shared_.chunk_first[thread_] = inclusive - mine;
+    if (thread_ == kThreads - 1) {
+      const auto block = static_cast<int32_t>(blockIdx.x);
+      const int32_t blocks = dealing_blocks(inclusive, static_cast<int32_t>(gridDim.x));
+      shared_.chunk_first[kThreads] = shared_.num_tiles = inclusive;
+      shared_.num_blocks = blocks;
+      shared_.run_first = block < blocks ? first_tile(inclusive, block, blocks) : inclusive;
+      shared_.run_last = block < blocks ? first_tile(inclusive, block + 1, blocks) : inclusive;
+    }
+    __syncthreads();
+    return idle_rows;
+  }
+  __device__ void clear_idle_rows() {
+    for (int32_t head = chunk_begin(thread_); head < chunk_begin(thread_ + 1); ++head) {
+      const bool mine = head % static_cast<int32_t>(gridDim.x) == static_cast<int32_t>(blockIdx.x);
+      if (mine && head_rows(t_, p_.layer, head).count == 0) clear_head(head);
+    }
+  }
+  // Heads of a thread: the same number each.
+  __device__ int32_t chunk_begin(int thread) const {
+    return min(thread * ((num_heads() + kThreads - 1) / kThreads), num_heads());
+  }
+  // (row, KV head) pairs of the step.
+  __device__ int32_t num_heads() const { return p_.rows * t_.shape.num_kv_heads; }
+
+  // found_head, found_first: the head that has `tile`, and its first tile.
+  __device__ void find(int32_t tile) {
+    if (shared_.chunk_first[thread_] <= tile && tile < shared_.chunk_first[thread_ + 1]) {
+      const int32_t end = chunk_begin(thread_ + 1);
+      int32_t head = chunk_begin(thread_), first = shared_.chunk_first[thread_];
+      for (; head + 1 < end; ++head) {
+        const int32_t next = first + tiles_of(head_rows(t_, p_.layer, head).count);
+        if (tile < next) break;
+        first = next;
+      }
+      shared_.found_head = head;
+      shared_.found_first = first;
+    }
+    __syncthreads();
+  }
+
+  // The list of one of the heads from found_head on, one a lane.
+  __device__ HeadRows describe_batch() const {
+    const int32_t head = shared_.found_head + lane_;
+    if (lane_ >= kBatch || head >= num_heads()) return {};
+    return head_rows(t_, p_.layer, head);
+  }
+  // Those of this block's run wait until nothing is pending.
+  __device__ void read_batch(HeadRows& h) {
+    const int32_t head = shared_.found_head + lane_;
+    const int32_t tiles = tiles_of(h.count);
+    int32_t inclusive = tiles;
+#pragma unroll
+    for (int offset = 1; offset < 32; offset *= 2) {
+      const int32_t before = __shfl_up_sync(kWholeWarp, inclusive, offset);
+      if (lane_ >= offset) inclusive += before;
+    }
+    const int32_t first = shared_.found_first + inclusive - tiles;
+    if (h.state != nullptr && first < shared_.run_last) {
+      wait_for_refresh(h, head % t_.shape.num_kv_heads, first >= shared_.run_first);
+      const int32_t used = __ldcg(&h.state->num_slots_used);
+      if (used > h.num_mapped) fail(FaultCode::kSetTooLong);
+      h.num_used = min(used, h.num_mapped);
+    }
+    if (lane_ < kBatch) {
+      shared_.batch[lane_] = h;
+      shared_.batch_first[lane_] = first;
+    }
+  }
+
+  // The head's rows, map and counts are the new set's once its flag is down. `counted`: this block
+  // has the head's first tile, and it alone counts the wait.
+  __device__ void wait_for_refresh(const HeadRows& h, int32_t kv_head, bool counted) {
+    const uint32_t* pending = t_.pending + table_index(t_, h.slot, p_.layer, kv_head);
+    if (load_acquire(pending) == 0) return;
+    const unsigned long long start = global_timer_ns();
+    unsigned long long waited = 0;
+    do {
+      __nanosleep(100);
+      waited = global_timer_ns() - start;
+      // After a fault the step is lost: every further wait would only be as long again.
+      if (waited > kWatchdogNs || load_acquire(&t_.queue->fault) != 0) {
+        fail(FaultCode::kAttentionWait);
+        break;
+      }
+    } while (load_acquire(pending) != 0);
+    if (counted) atomicAdd(&counters(h.slot).wait_ns, waited);
+  }
+
+  __device__ void fail(FaultCode code) {
+    atomicCAS(&t_.queue->fault, uint32_t{0}, static_cast<uint32_t>(code));
+  }
+  __device__ DeviceCounters& counters(int32_t slot) {
+    return t_.counters[static_cast<int64_t>(slot) * t_.shape.num_layers + p_.layer];
+  }
+  // Query head 0 of a head's group, as a number over all rows of the step.
+  __device__ int64_t first_query(int32_t head) const { return static_cast<int64_t>(head) * group_; }
+
+  // Tiles [begin, stop) of the line, all of `head`, whose tiles are [first, end).
+  __device__ void attend_segment(const HeadRows& h, int32_t head, int32_t first, int32_t end,
+                                 int32_t begin, int32_t stop) {
+    RunningSoftmax<kHeadDim> softmax;
+    const int32_t rows = attend_tiles<kHeadDim>(
+        h, queries(head), group_, p_.tables.scale * 1.44269504f, begin - first + warp_,
+        stop - first, kWarps, shared_address(warp_acc(warp_)), query_memory(), lane_, softmax);
+    if (lane_ == 0) shared_.rows[warp_] = rows;
+    combine_warps(softmax);
+    if (thread_ == 0) {
+      int32_t sum = 0;
+      for (int w = 0; w < kWarps; ++w) sum += shared_.rows[w];
+      atomicAdd(&counters(h.slot).rows_attended, static_cast<unsigned long long>(sum));
+    }
+
+    const int32_t first_block = block_of_tile(shared_.num_tiles, first, shared_.num_blocks);
+    const int32_t num_parts =
+        block_of_tile(shared_.num_tiles, end - 1, shared_.num_blocks) - first_block + 1;
+    if (num_parts == 1) {
+      finish(h, head, [&](int g, int d) { return combined(g, d); });
+    } else {
+      write_part(static_cast<int32_t>(blockIdx.x) + head);
+      if (arrive_last(head, num_parts)) merge(h, head, first_block + head, num_parts);
+    }
+    __syncthreads();  // tiles_ and shared_ are free again
+  }
+
+  __device__ const float* queries(int32_t head) const {
+    return p_.queries + first_query(head) * kHeadDim;
+  }
+
+  // The warps' results go to shared memory: acc as [query head][element] where the warp's tiles
+  // were, its (max, sum) beside; then each warp's weight in the part.
+  __device__ std::byte* query_memory() { return tiles_ + kWarps * TileShape<kHeadDim>::kWarpBytes; }
+  static constexpr int kAccStride = kHeadDim + 4;  // columns of a quarter warp fall on other banks
+  static_assert(kMaxGroup * kAccStride * 4 <= TileShape<kHeadDim>::kWarpBytes);
+  static_assert(kMaxGrid * kMaxGroup * 2 * 4 <= kWarps * TileShape<kHeadDim>::kWarpBytes);
+  __device__ float* warp_acc(int warp) {
+    return reinterpret_cast<float*>(tiles_ + warp * TileShape<kHeadDim>::kWarpBytes);
+  }
+  __device__ void combine_warps(RunningSoftmax<kHeadDim>& softmax) {
+    float* acc = warp_acc(warp_);
+    const int column = lane_ % 4 * 2;
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+      float sum = softmax.sum[c];
+#pragma unroll
+      for (int offset = 4; offset < 32; offset *= 2) {
+        sum += __shfl_xor_sync(kWholeWarp, sum, offset);
+      }
+      if (lane_ < 4) {
+        shared_.max[warp_][column + c] = softmax.max[c];
+        shared_.sum[warp_][column + c] = sum;
+      }
+#pragma unroll
+      for (int i = 0; i < TileShape<kHeadDim>::kSteps; ++i) {
+        float* at = acc + (column + c) * kAccStride + 16 * i + lane_ / 4;
+        at[0] = softmax.acc[i][c];
+        at[8] = softmax.acc[i][c + 2];
+      }
+    }
+    __syncthreads();
+    if (thread_ < group_) {
+      float best = -INFINITY, total = 0;
+      for (int w = 0; w < kWarps; ++w) best = fmaxf(best, shared_.max[w][thread_]);
+      const float base = best == -INFINITY ? 0.0f : best;
+      for (int w = 0; w < kWarps; ++w) {
+        const float weight = exp2f(shared_.max[w][thread_] - base);
+        // A part without rows weighs nothing, but its NaN must stay: no part is left out.
+        total += weight * shared_.sum[w][thread_];
+        shared_.max[w][thread_] = weight;
+      }
+      shared_.best[thread_] = best;
+      shared_.total[thread_] = total;
+    }
+    __syncthreads();
+  }
+  // Elements d to d + 3 of query head g of this block's part.
+  __device__ float4 combined(int g, int d) {
+    float4 sum = {0, 0, 0, 0};
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) {
+      const float weight = shared_.max[w][g];
+      const float4 acc = *reinterpret_cast<const float4*>(warp_acc(w) + g * kAccStride + d);
+      sum.x += weight * acc.x;
+      sum.y += weight * acc.y;
+      sum.z += weight * acc.z;
+      sum.w += weight * acc.w;
+    }
+    return sum;
+  }
+
+  // A part: acc [group][head_dim], max [group], sum [group].
+  __device__ float* part(int32_t index) const {
+    return p_.parts + static_cast<int64_t>(index) * group_ * (kHeadDim + 2);
+  }
+  __device__ void write_part(int32_t index) {
+    float* out = part(index);
+    for (int i = thread_; i < group_ * kHeadDim / 4; i += kThreads) {
+      const float4 v = combined(4 * i / kHeadDim, 4 * i % kHeadDim);
+      reinterpret_cast<float2*>(out)[2 * i] = {v.x, v.y};
+      reinterpret_cast<float2*>(out)[2 * i + 1] = {v.z, v.w};
+    }
+    if (thread_ < group_) {
+      out[group_ * kHeadDim + thread_] = shared_.best[thread_];
+      out[group_ * kHeadDim + group_ + thread_] = shared_.total[thread_];
+    }
+  }
+  // Whether this block's part is the last of the head's to be written; then all can be read.
+  __device__ bool arrive_last(int32_t head, int32_t num_parts) {
+    __syncthreads();  // the part is written, by all threads
+    if (thread_ == 0) {
+      __threadfence();
+      const uint32_t before = atomicAdd(p_.arrivals + head, 1u);
+      __threadfence();
+      shared_.last = before + 1 == static_cast<uint32_t>(num_parts);
+      if (shared_.last) p_.arrivals[head] = 0;
+    }
+    __syncthreads();
+    return shared_.last;
+  }
+
+  // Adds up all parts of a head, in the order of their blocks.
+  __device__ void merge(const HeadRows& h, int32_t head, int32_t first_part, int32_t num_parts) {
+    float* weight = reinterpret_cast<float*>(tiles_);  // [num_parts][group]: maxima, then weights
+    float* sum = weight + num_parts * group_;
+    const int64_t stride = int64_t{group_} * (kHeadDim + 2);
+    const float* parts = part(first_part);
+    for (int i = thread_; i < num_parts * group_; i += kThreads) {
+      const float* tail = parts + i / group_ * stride + group_ * kHeadDim + i % group_;
+      weight[i] = __ldcg(tail);
+      sum[i] = __ldcg(tail + group_);
+    }
+    __syncthreads();
+    for (int g = warp_; g < group_; g += kWarps) {
+      float best = -INFINITY, total = 0;
+      for (int i = lane_; i < num_parts; i += 32) best = fmaxf(best, weight[i * group_ + g]);
+#pragma unroll
+      for (int offset = 16; offset > 0; offset /= 2) {
+        best = fmaxf(best, __shfl_xor_sync(kWholeWarp, best, offset));
+      }
+      const float base = best == -INFINITY ? 0.0f : best;
+      for (int i = lane_; i < num_parts; i += 32) {
+        const float w = exp2f(weight[i * group_ + g] - base);
+        weight[i * group_ + g] = w;
+        total += w * sum[i * group_ + g];
+      }
+#pragma unroll
+      for (int offset = 16; offset > 0; offset /= 2) {
+        total += __shfl_xor_sync(kWholeWarp, total, offset);
+      }
+      if (lane_ == 0) {
+        shared_.best[g] = best;
+        shared_.total[g] = total;
+      }
+    }
+    __syncthreads();
+    finish(h, head, [&](int g, int d) {
+      float4 value = {0, 0, 0, 0};
+      const float* from = parts + g * kHeadDim + d;
+      // This is on the way of a step, and each load takes as long as a dozen: many at once.
+      constexpr int kLoads = 8;
+      for (int base = 0; base < num_parts; base += kLoads) {
+        float2 low[kLoads], high[kLoads];
+#pragma unroll
+        for (int j = 0; j < kLoads; ++j) {
+          // Past the last part: the last one again, with a weight of zero below. (The parts of odd
+          // groups are aligned to 8 bytes only.)
+          const int i = min(base + j, num_parts - 1);
+          const auto* at = reinterpret_cast<const float2*>(from + i * stride);
+          low[j] = __ldcg(at);
+          high[j] = __ldcg(at + 1);
+        }
+#pragma unroll
+        for (int j = 0; j < kLoads; ++j) {
+          if (base + j >= num_parts) break;
+          const float w = weight[(base + j) * group_ + g];
+          value.x += w * low[j].x;
+          value.y += w * low[j].y;
+          value.z += w * high[j].x;
+          value.w += w * high[j].y;
+        }
+      }
+      return value;
+    });
+  }
+
+  // All rows of the head have been read: the first warps write the result while the last one
+  // decides for the next step. `value(g, d)`: elements d to d + 3 of query head g, not yet divided
+  // by shared_.total.
+  template <typename Value>
+  __device__ void finish(const HeadRows& h, int32_t head, Value value) {
+    if (warp_ == kWarps - 1) {
+      if (lane_ == 0) {
+        atomicAdd(&counters(h.slot).rows_in_context, static_cast<unsigned long long>(h.context));
+      }
+      if (t_.slots[h.slot].rules.predict == PredictRule::kPreviousStep) {
+        decide_and_queue(t_, h.slot, p_.layer, head % t_.shape.num_kv_heads, queries(head),
+                         int64_t{h.context} + 1);
+      }
+      return;
+    }
+    auto* out = static_cast<__nv_bfloat162*>(p_.out) + first_query(head) * (kHeadDim / 2);
+    for (int i = thread_; i < group_ * kHeadDim / 4; i += kThreads - 32) {
+      const int g = 4 * i / kHeadDim;
+      const float4 v = value(g, 4 * i % kHeadDim);
+      const float scale = __fdividef(1.0f, shared_.total[g]);
+      out[2 * i] = __floats2bfloat162_rn(v.x * scale, v.y * scale);
+      out[2 * i + 1] = __floats2bfloat162_rn(v.z * scale, v.w * scale);
+    }
+    if (p_.log_sum_exp != nullptr && thread_ < group_) {
+      p_.log_sum_exp[first_query(head) + thread_] =
+          (shared_.best[thread_] + log2f(shared_.total[thread_])) * 0.693147181f;
+    }
+  }
+
+  // A row without a sequence: zeros, and a sum over nothing.
+  __device__ void clear_head(int32_t head) {
+    auto* out = reinterpret_cast<uint4*>(static_cast<__nv_bfloat16*>(p_.out) +
+                                         first_query(head) * kHeadDim);
+    for (int i = 0; i < group_ * kHeadDim / 8; ++i) out[i] = uint4{0, 0, 0, 0};
+    if (p_.log_sum_exp == nullptr) return;
+    for (int g = 0; g < group_; ++g) p_.log_sum_exp[first_query(head) + g] = -INFINITY;
+  }
+
+  const AttendRows& p_;
+  const DecodeTables& t_;
+  Shared& shared_;
+  std::byte* tiles_;
+  const int thread_, warp_, lane_;
+  const int group_;
+};
+
+template <int kHeadDim>
+// Registers: two blocks and a refresh block (256 threads of 64) share a multiprocessor.
+__global__ void __maxnreg__(88) attend_kernel(const __grid_constant__ AttendRows params) {
+  extern __shared__ __align__(16) std::byte tiles[];
+  __shared__ Shared shared;
+  Block<kHeadDim>(params, shared, tiles).run();
+}
+
+template <int kHeadDim>
+void launch_attend(const AttendRows& params, cudaStream_t stream) {
+  constexpr int kBytes = kWarps * TileShape<kHeadDim>::kWarpBytes + SplitQueries<kHeadDim>::kBytes;
+  static const bool prepared = [] {
+    CLO_CUDA(cudaFuncSetAttribute(attend_kernel<kHeadDim>,
+                                  cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
+    return true;
+  }();
+  (void)prepared;
+  launch(attend_kernel<kHeadDim>, dim3(static_cast<unsigned>(params.grid)), dim3(kThreads), kBytes,
+         stream, params);
+}
+
+}  // namespace
+
+void attend(const AttendRows& params, cudaStream_t stream) {
+  const KvShape& shape = params.tables.shape;
+  CLO_CHECK(shape.type == DType::kBF16, static_cast<int>(shape.type));
+  CLO_CHECK(shape.group_size() >= 1 && shape.group_size() <= kMaxGroup, shape.group_size());
+  CLO_CHECK(params.grid >= 1 && params.grid <= kMaxGrid, params.grid);
+  CLO_CHECK(params.rows >= 1, params.rows);
+  if (shape.head_dim == 64) {
+    launch_attend<64>(params, stream);
+  } else {
+    CLO_CHECK(shape.head_dim == 128, shape.head_dim);
+    launch_attend<128>(params, stream);
+  }
+}
+
+}  // namespace clo::kernels

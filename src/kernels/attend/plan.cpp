@@ -1,0 +1,19 @@
+#include "base/check.h"
+#include "kernels/attend/attend.h"
+
+namespace clo::kernels {
+
+// Numbers of segments run up to (grid - 1) + (heads - 1).
+int64_t attend_parts(int32_t grid, int32_t rows, int32_t num_kv_heads) {
+  return static_cast<int64_t>(grid) + static_cast<int64_t>(rows) * num_kv_heads;
+}
+
+// Two blocks of four warps share a multiprocessor: while one merges, the other reads. Each keeps
+// about 64 KB of rows on the way, and both leave room for a refresh block (256 threads, 48 KB).
+int32_t attend_grid(const KvShape& shape, int32_t num_multiprocessors) {
+  CLO_CHECK(shape.head_dim == 64 || shape.head_dim == 128, shape.head_dim);
+  CLO_CHECK(num_multiprocessors > 0, num_multiprocessors);
+  return 2 * num_multiprocessors;
+}
+
+}  // namespace clo::kernels

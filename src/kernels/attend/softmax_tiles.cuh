@@ -1,0 +1,244 @@
+#pragma once
+// One warp's share of a segment: its tiles of token rows pass through shared memory and are folded
+// into a running softmax. No other warp takes part, so nothing waits for the whole block. A warp
+// has room for one tile: the next tile's keys are on their way as soon as this one's have been
+// used, and its values likewise. What that leaves of the latency, of memory and of the products'
+// own chain, the other warps of the multiprocessor fill.
+//
+// The token side lies on the 16 rows of a tensor-core product and the group on its 8 columns
+// (scores = K q^T, out^T = V^T p): a group of eight wastes nothing. K and V are exact in bf16; the
+// f32 queries and weights are split in two bf16 numbers each, so the products are as good as f32
+// (relative error 2^-16). The kernel waits for memory; the doubled products are free.
+#include <cstdint>
+
+#include "kernels/attend/head_rows.cuh"
+#include "kernels/attend/tensor_core.cuh"
+
+namespace clo::kernels {
+
+inline constexpr unsigned kWholeWarp = 0xFFFFFFFFu;
+
+template <int kHeadDim>
+struct TileShape {
+  static constexpr int kRowBytes = 4 * kHeadDim;     // K and V in bf16
+  static constexpr int kRowStride = kRowBytes + 16;  // rows start 4 banks apart
+  static constexpr int kWarpBytes = kTileRows * kRowStride;
+  static constexpr int kHalfBytes = kRowBytes / 2;  // K or V
+  static constexpr int kSteps = kHeadDim / 16;      // products along the head
+};
+
+// Lane l holds columns (query heads) 2 (l % 4) + {0, 1}; of acc also elements 16 i + l / 4 + {0,
+// 8}: acc[i] = {[e][c], [e][c + 1], [e + 8][c], [e + 8][c + 1]}. max is the same in all lanes of a
+// column, sum is the lane's own rows'. Scores are in units of log 2.
+template <int kHeadDim>
+struct RunningSoftmax {
+  float max[2] = {-INFINITY, -INFINITY};
+  float sum[2] = {};
+  float acc[TileShape<kHeadDim>::kSteps][4] = {};
+};
+
+// The group's queries as the second factor of the score products, shared by the block's warps: rows
+// of bf16, the high parts of eight queries, then the low parts. (In registers they would take 32.)
+template <int kHeadDim>
+struct SplitQueries {
+  static constexpr int kStride = kHeadDim * 2 + 16;
+  static constexpr int kBytes = 2 * kMaxGroup * kStride;
+
+  // queries [group][kHeadDim]; those past the group are zero. By all threads of the block; the
+  // caller synchronises.
+  static __device__ __forceinline__ void store(std::byte* memory, const float* queries, int group) {
+    for (int i = static_cast<int>(threadIdx.x); i < kMaxGroup * kHeadDim / 2;
+         i += static_cast<int>(blockDim.x)) {
+      const int g = 2 * i / kHeadDim, d = 2 * i % kHeadDim;
+      float2 q = {0, 0};
+      if (g < group) q = *reinterpret_cast<const float2*>(queries + g * kHeadDim + d);
+      const SplitPair split = split_bf16(q.x, q.y);
+      std::byte* at = memory + g * kStride + 2 * d;
+      *reinterpret_cast<uint32_t*>(at) = split.high;
+      *reinterpret_cast<uint32_t*>(at + kMaxGroup * kStride) = split.low;
+    }
+  }
+  // Address that a lane gives to load the factors of product 0: high elements 0 to 7, 8 to 15, low
+  // ones likewise. Product i is 32 i bytes on.
+  static __device__ __forceinline__ uint32_t lane_address(uint32_t memory, int lane) {
+    return memory +
+           static_cast<uint32_t>((lane / 16 * kMaxGroup + lane % 8) * kStride + lane / 8 % 2 * 16);
+  }
+};
+
+// Where the rows of a tile lie, one a lane (below kTileRows; null: masked), and which count.
+struct TileRows {
+  const std::byte* row = nullptr;
+  uint32_t mask = 0;
+};
+template <int kHeadDim>
+__device__ __forceinline__ TileRows locate_tile(const HeadRows& h, int32_t tile, int32_t mapped,
+                                                int lane) {
+  TileRows rows;
+  if (lane < kTileRows) {
+    rows.row = row_of(h, tile * kTileRows + lane, mapped, TileShape<kHeadDim>::kRowBytes);
+  }
+  rows.mask = __ballot_sync(kWholeWarp, rows.row != nullptr);
+  return rows;
+}
+
+// Starts the copy of a tile's keys (half 0) or values (half 1), as one group. Masked rows become
+// zeros: whatever is in their slots, a weight of zero times it stays zero. Eight lanes copy a whole
+// line of 128 bytes.
+template <int kHeadDim, int kHalf>
+__device__ __forceinline__ void fetch_half(const HeadRows& h, const TileRows& rows, uint32_t stage,
+                                           int lane) {
+  using Shape = TileShape<kHeadDim>;
+#pragma unroll
+  for (int i = 0; i < kTileRows / 4; ++i) {
+    const int r = 4 * i + lane / 8;
+    const auto source = reinterpret_cast<const std::byte*>(
+        __shfl_sync(kWholeWarp, reinterpret_cast<unsigned long long>(rows.row), r));
+    const bool valid = source != nullptr;
+    const std::byte* from = (valid ? source : h.fixed) + kHalf * Shape::kHalfBytes + lane % 8 * 16;
+    const uint32_t to = stage + static_cast<uint32_t>(r * Shape::kRowStride +
+                                                      kHalf * Shape::kHalfBytes + lane % 8 * 16);
+#pragma unroll
+    for (int c = 0; c < Shape::kHalfBytes; c += 128) {
+      copy_async_16(to + static_cast<uint32_t>(c), from + c, valid);
+    }
+  }
+  copy_async_commit();
+}
+
+// Scores of the tile's rows in `stage`. queries: SplitQueries' lane address.
+template <int kHeadDim>
+__device__ __forceinline__ void score_tile(float (&score)[4], uint32_t queries, uint32_t mask,
+                                           float scale_log2, uint32_t stage, int lane) {
+  using Shape = TileShape<kHeadDim>;
+  float rest[4] = {};
+  // Matrices of a product's first factor: tokens 0 to 7, 8 to 15, then both for the next 8
+  // elements.
+  const uint32_t keys =
+      stage + static_cast<uint32_t>(lane % 16 * Shape::kRowStride + lane / 16 * 16);
+#pragma unroll
+  for (int i = 0; i < Shape::kSteps; ++i) {
+    uint32_t a[4], b[4];
+    load_matrices(a, keys + static_cast<uint32_t>(32 * i));
+    load_matrices(b, queries + static_cast<uint32_t>(32 * i));
+    multiply_add(score, a, b[0], b[1]);
+    multiply_add(rest, a, b[2], b[3]);
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const bool counts = ((mask >> (lane / 4 + i / 2 * 8)) & 1u) != 0;
+    score[i] = counts ? (score[i] + rest[i]) * scale_log2 : -INFINITY;
+  }
+}
+
+// Folds the scores into the running maximum and sum, leaves weights in their place.
+template <int kHeadDim>
+__device__ __forceinline__ void weigh_tile(RunningSoftmax<kHeadDim>& softmax, float (&score)[4]) {
+  using Shape = TileShape<kHeadDim>;
+  float lost[2];
+#pragma unroll
+  for (int c = 0; c < 2; ++c) {
+    // fmaxf leaves a NaN out; it comes back through the weights.
+    float best = fmaxf(score[c], score[c + 2]);
+#pragma unroll
+    for (int offset = 4; offset < 32; offset *= 2) {
+      best = fmaxf(best, __shfl_xor_sync(kWholeWarp, best, offset));
+    }
+    best = fmaxf(best, softmax.max[c]);
+    // Nothing but masked rows so far: any finite base gives weights of zero.
+    const float base = best == -INFINITY ? 0.0f : best;
+    lost[c] = exp2f(softmax.max[c] - base);
+    score[c] = exp2f(score[c] - base);
+    score[c + 2] = exp2f(score[c + 2] - base);
+    softmax.max[c] = best;
+    softmax.sum[c] = softmax.sum[c] * lost[c] + (score[c] + score[c + 2]);
+  }
+  if (__any_sync(kWholeWarp, lost[0] != 1.0f || lost[1] != 1.0f)) {
+#pragma unroll
+    for (int i = 0; i < Shape::kSteps; ++i) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) softmax.acc[i][j] *= lost[j % 2];
+    }
+  }
+}
+
+// Adds the weighted values of the tile in `stage`.
+template <int kHeadDim>
+__device__ __forceinline__ void add_values(RunningSoftmax<kHeadDim>& softmax,
+                                           const float (&score)[4], uint32_t stage, int lane) {
+  using Shape = TileShape<kHeadDim>;
+  const SplitPair first = split_bf16(score[0], score[1]);   // tokens 0 to 7
+  const SplitPair second = split_bf16(score[2], score[3]);  // tokens 8 to 15
+  const uint32_t high[2] = {transpose_matrix(first.high), transpose_matrix(second.high)};
+  const uint32_t low[2] = {transpose_matrix(first.low), transpose_matrix(second.low)};
+  // V^T: matrices of elements 0 to 7, 8 to 15 of tokens 0 to 7, then of tokens 8 to 15.
+  const uint32_t values =
+      stage + static_cast<uint32_t>((lane / 16 * 8 + lane % 8) * Shape::kRowStride + 2 * kHeadDim +
+                                    lane / 8 % 2 * 16);
+#pragma unroll
+  for (int i = 0; i < Shape::kSteps; ++i) {
+    uint32_t a[4];
+    load_matrices_transposed(a, values + static_cast<uint32_t>(32 * i));
+    multiply_add(softmax.acc[i], a, high[0], high[1]);
+    multiply_add(softmax.acc[i], a, low[0], low[1]);
+  }
+}
+
+// Tiles first, first + stride, ... below last of one head. `memory`: the warp's kWarpBytes of
+// shared memory. Returns how many rows counted.
+template <int kHeadDim>
+__device__ __forceinline__ int32_t attend_tiles(const HeadRows& h, const float* queries, int group,
+                                                float scale_log2, int32_t first, int32_t last,
+                                                int32_t stride, uint32_t memory,
+                                                std::byte* query_memory, int lane,
+                                                RunningSoftmax<kHeadDim>& softmax) {
+  const auto map_entry = [&](int32_t tile) {
+    return mapped_token(h, tile * kTileRows + lane % kTileRows);
+  };
+  // A map entry is asked for two tiles before its row: the row's address waits for it.
+  const int32_t mapped_first = map_entry(first);
+  int32_t mapped = map_entry(first + stride), mapped_after = map_entry(first + 2 * stride);
+  TileRows tile_rows;
+  if (first < last) {
+    tile_rows = locate_tile<kHeadDim>(h, first, mapped_first, lane);
+    fetch_half<kHeadDim, 0>(h, tile_rows, memory, lane);
+    fetch_half<kHeadDim, 1>(h, tile_rows, memory, lane);
+  }
+  SplitQueries<kHeadDim>::store(query_memory, queries, group);
+  __syncthreads();
+  const uint32_t query_address =
+      SplitQueries<kHeadDim>::lane_address(shared_address(query_memory), lane);
+
+  int32_t rows = 0;
+  for (int32_t tile = first; tile < last; tile += stride) {
+    const bool more = tile + stride < last;
+    float score[4] = {};
+    copy_async_wait<1>();
+    __syncwarp();  // every lane's copies of the keys are seen by all
+    rows += __popc(tile_rows.mask);
+    score_tile<kHeadDim>(score, query_address, tile_rows.mask, scale_log2, memory, lane);
+    if (more) {
+      tile_rows = locate_tile<kHeadDim>(h, tile + stride, mapped, lane);
+      mapped = mapped_after;
+      mapped_after = map_entry(tile + 3 * stride);
+      __syncwarp();  // all lanes have read the keys before others take their place
+      fetch_half<kHeadDim, 0>(h, tile_rows, memory, lane);
+    } else {
+      copy_async_commit();  // keeps the count of groups
+    }
+    weigh_tile<kHeadDim>(softmax, score);
+    copy_async_wait<1>();
+    __syncwarp();
+    add_values<kHeadDim>(softmax, score, memory, lane);
+    __syncwarp();
+    if (more) {
+      fetch_half<kHeadDim, 1>(h, tile_rows, memory, lane);
+    } else {
+      copy_async_commit();
+    }
+  }
+  copy_async_wait<0>();
+  return rows;
+}
+
+}  // namespace clo::kernels

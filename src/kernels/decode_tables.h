@@ -1,0 +1,154 @@
+#pragma once
+// What the kernels of a captured decode step read and change: tables in device memory that outlive
+// every replay. A graph is fixed, so nothing that changes from step to step is a kernel argument;
+// lengths, page tables, rules and counters are all found here. Plain structs, shared by host and
+// device code. Owned by the CUDA runner (cuda/), filled at admission, read by kernels.
+//
+// A sequence holds one batch slot from admission to its end. A step has `rows` rows; row r serves
+// the sequence in slot row_slot[r], or none (-1), so that one graph serves any batch of its size.
+//
+// A head's refresh (decide, select, difference, fetch) runs beside the layers that compute. Who
+// changes what, and when:
+//
+//   pending[head] 0 -> 1   decide (the tail of attention, or a predicted query): the head missed,
+//                          a job is in the queue
+//   pending[head] 1 -> 0   refresh: rows have arrived; slots, map, bits, label and state are the
+//   new
+//                          set's. Release; attention of the next step acquires.
+//
+// A head has at most one job in the queue, because the next decision is made after the attention
+// that waited for the last one.
+#include <cstddef>
+#include <cstdint>
+
+#include "ops/kv_layout.h"
+#include "ops/params.h"
+
+namespace clo::kernels {
+
+inline constexpr int kMaxGroup = 8;     // query heads of one KV head
+inline constexpr int kSkinnyRows = 16;  // most rows that the weight-streaming product takes
+
+enum class SelectRule : uint8_t { kNone, kHash, kExact, kRandom };
+enum class PredictRule : uint8_t { kNone, kPreviousLayer, kPreviousStep };
+
+// A sequence's policy, as numbers. Mirrors PolicyOptions (clo/policy.h).
+struct SequenceRules {
+  double kv_ratio = 0.1;
+  int64_t set_tokens = 0;  // 0: from kv_ratio
+  uint64_t random_seed = 0;
+  int32_t sink = 4;
+  int32_t recent = 64;
+  int32_t max_label_age = 64;  // 0: none
+  int32_t dense_layers = 0;    // layers [0, dense_layers) attend every row
+  SelectRule select = SelectRule::kHash;
+  PredictRule predict = PredictRule::kNone;
+  bool correct = false;        // the true query may refute a predicted set
+  bool fetch_whole = false;    // a miss brings the whole set, not the difference
+  bool aggregate_all = false;  // every query head must pass its own threshold
+  // Measurement only: decisions and sets are drawn instead of computed (the work is still done).
+  // Negative: natural.
+  float forced_hit_rate = -1;
+  float forced_new_share = -1;
+};
+
+// When a head may keep its set: the reuse rule with its constants worked out on the host.
+struct HeadRule {
+  double threshold = 2;  // of the weighted mean; > 1: always a miss, <= -1: always a hit
+  double query_threshold[kMaxGroup] = {};  // aggregate_all: of each query head
+  double weight[kMaxGroup] = {};           // of each query head in the mean
+};
+
+struct SamplingRules {
+  float temperature = 0;  // 0: greedy
+  float top_p = 1;
+  float min_p = 0;
+  float repetition_penalty = 1;
+  int32_t top_k = 0;
+  uint64_t seed = 0;
+};
+
+// One batch slot.
+struct BatchSlot {
+  int64_t num_tokens = 0;  // rows in the cache before this step; the sampling kernel adds one
+  int64_t capacity_tokens = 0;
+  int64_t num_answered = 0;  // tokens sampled so far: the sampling counter
+  int32_t token = 0;         // id fed in this step; the sampling kernel writes the next one
+  int32_t active = 0;
+  const int32_t* pages = nullptr;  // [capacity pages] host page ids; null: no host copy
+  uint64_t* const* code_blocks =
+      nullptr;  // [capacity pages] codes of a page, all layers; null: none
+  SequenceRules rules;
+  SamplingRules sampling;
+};
+
+// Counts of one (slot, layer). Added to by kernels with atomics, read by the host on demand.
+struct DeviceCounters {
+  unsigned long long hits, misses, aged, incomplete, corrections, resident_selections;
+  unsigned long long rows_requested, rows_fetched, rows_saved_by_delta, rows_saved_by_hits;
+  unsigned long long rows_attended, rows_in_context;
+  unsigned long long oracle_rows;
+  unsigned long long wait_ns;   // attention blocks waiting for a pending head, summed
+  unsigned long long fetch_ns;  // refresh clusters copying rows, summed
+};
+
+// One head to refresh. 16 bytes; `ticket` is written last (release) and says which turn of the ring
+// the entry belongs to.
+struct RefreshJob {
+  int32_t slot = 0;
+  int16_t layer = 0;
+  int16_t kv_head = 0;
+  int32_t context_tokens = 0;  // of the step the set is for, its token included
+  uint32_t ticket = 0;         // position in the queue + 1
+};
+
+// Ring of jobs. Producers and consumers are kernels; it lives across graph replays.
+struct RefreshQueue {
+  unsigned long long head = 0;  // next position to take
+  unsigned long long tail = 0;  // next position to fill
+  uint32_t layers_done = 0;  // set to the step number by the last kernel of a step: consumers leave
+  uint32_t step = 0;         // current step number, set by its first kernel
+  uint32_t fault = 0;        // FaultCode; not 0: a wait gave up
+  uint32_t pad = 0;
+  // The step that the refresh clusters have seen the end of. `step` cannot tell them which step
+  // they serve: it is set by a kernel that runs beside them. Written when the last cluster leaves.
+  uint32_t refresh_step = 0;
+  uint32_t clusters_left = 0;  // clusters of the running refresh_queue that have left
+};
+
+enum class FaultCode : uint32_t {
+  kNone = 0,
+  kAttentionWait = 1,
+  kRefreshStuck = 2,
+  kSetTooLong = 3,  // a head has more slots in use than a set of this context can have
+};
+
+// What the device tells the host after each step, in mapped pinned memory.
+struct StepResult {
+  int32_t token = 0;   // sampled id
+  int32_t finite = 1;  // 0: a logit of this row was not finite
+};
+
+// Everything a decode kernel may need; passed by value.
+struct DecodeTables {
+  KvShape shape;
+  int32_t max_batch = 0;
+  float scale = 0;                     // of query-key products
+  BatchSlot* slots = nullptr;          // [max_batch]
+  const int32_t* row_slot = nullptr;   // [max rows] slot of each row of the step, -1: none
+  HeadCacheView* heads = nullptr;      // [max_batch][num_layers][num_kv_heads]
+  const HeadRule* rules = nullptr;     // likewise
+  uint32_t* pending = nullptr;         // likewise: 1 while a refresh is due
+  DeviceCounters* counters = nullptr;  // [max_batch][num_layers]
+  float* last_query = nullptr;         // [max_batch][num_layers][num_q_heads * head_dim]: of the
+                                       // last decision; a queued job reads it
+  const HashParams* hashes = nullptr;  // [num_layers][num_kv_heads], device pointers; null: none
+  std::byte* host_rows = nullptr;      // the host store as the device sees it; layout below
+  uint64_t* host_codes = nullptr;
+  HostLayout host;
+  RefreshQueue* queue = nullptr;
+  RefreshJob* jobs = nullptr;  // [queue_capacity], a power of two
+  uint32_t queue_capacity = 0;
+};
+
+}  // namespace clo::kernels

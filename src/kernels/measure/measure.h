@@ -1,0 +1,24 @@
+#pragma once
+// What measurements need and serving does not: memory filled with random values of a known spread,
+// so that products and caches meet data like a model's (zeros run faster), and a plain read of
+// device memory as the ceiling of the same run.
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace clo::kernels {
+
+// bf16 [count], uniform with standard deviation `deviation`; a pure function of seed and index.
+void fill_random_bf16(void* target, int64_t count, float deviation, uint64_t seed,
+                      cudaStream_t stream);
+void fill_random_f32(float* target, int64_t count, float deviation, uint64_t seed,
+                     cudaStream_t stream);
+void fill_constant_f32(float* target, int64_t count, float value, cudaStream_t stream);
+void fill_random_words(uint64_t* target, int64_t count, uint64_t seed, cudaStream_t stream);
+
+// Reads num_bytes (a multiple of 16) once with every multiprocessor and keeps the reads alive by
+// one word written to `sink` [1].
+void read_once(const std::byte* source, int64_t num_bytes, uint32_t* sink, cudaStream_t stream);
+
+}  // namespace clo::kernels

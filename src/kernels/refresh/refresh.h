@@ -1,0 +1,86 @@
+#pragma once
+// Refresh: a head's set is chosen again and its missing rows are brought, by the GPU alone. One
+// cluster of blocks serves one head from end to end: decide (cosine with the label), select
+// (Hamming distances over the codes, histogram threshold, compaction in token order), difference
+// (bitmap against the held bits, free slots in slot order), fetch (pinned host row -> slot),
+// commit. Results equal the CPU backend's: reuse/reuse_rule, select/set_rule, kv/head_cache.
+//
+// Two ways in: `refresh_queue`, beside the layers, drains jobs that decisions have queued; and
+// `refresh_now`, between a layer's queries and its attention, where nothing predicts the query
+// (PredictRule::kNone) or where the true query may refute the prediction (correct).
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "kernels/decode_tables.h"
+
+namespace clo::kernels {
+
+inline constexpr int kClusterBlocks = 8;
+
+// Scratch of one cluster in device memory; contents have no meaning between jobs.
+struct RefreshScratch {
+  std::byte* data = nullptr;  // [num_clusters][bytes_per_cluster]
+  int64_t bytes_per_cluster = 0;
+};
+// Three words per token: a key, a place in the list of tokens to bring, one in that of free slots.
+inline constexpr int64_t kRefreshScratchTokenBytes = 12;
+// Bytes of one cluster's scratch, for contexts of up to `max_capacity_tokens`. Pure.
+int64_t refresh_scratch_bytes(int64_t max_capacity_tokens);
+
+// Runs until the layers of the step are done (queue->layers_done has passed queue->refresh_step)
+// and the job in hand is finished; with `drain`, until the queue is empty. Jobs left over wait for
+// the next step. Each step has exactly one launch that does not drain, or its clusters would serve
+// the wrong step. Requires: queue_capacity a power of two, no less than the number of heads.
+struct RefreshQueueParams {
+  DecodeTables tables;
+  RefreshScratch scratch;
+  int32_t num_clusters = 4;
+  // Warps of a block that fetch, each with 4 KiB under way. Reads of host memory take microseconds;
+  // more of them than the link needs fill the queues that the layers' own reads pass through.
+  int32_t fetch_warps = 2;
+  bool drain = false;
+};
+void refresh_queue(const RefreshQueueParams& params, cudaStream_t stream);
+
+// Each (row, KV head) of one layer: waits until nothing is pending, decides with `queries`, and on
+// a miss refreshes there and then. A row takes part when its sequence predicts nothing or
+// `correct`s; a head that attends everything does not. Counted as corrections where a prediction
+// was made.
+struct RefreshNow {
+  DecodeTables tables;
+  RefreshScratch scratch;          // one per cluster
+  const float* queries = nullptr;  // [rows, num_q_heads * head_dim]
+  int32_t layer = 0;
+  int32_t rows = 0;
+  int32_t num_clusters = 16;  // at most; they take the heads in turn
+};
+void refresh_now(const RefreshNow& params, cudaStream_t stream);
+
+// First sets at the end of a prefill, from the last prompt query: every head of one layer and one
+// slot selects without being asked, and rows come from the layer buffer, device to device.
+// context_tokens: tokens in the cache by then. Nothing is counted.
+struct PrimeSets {
+  DecodeTables tables;
+  RefreshScratch scratch;                 // [num_kv_heads]
+  const float* queries = nullptr;         // [num_q_heads * head_dim]
+  const std::byte* layer_rows = nullptr;  // [num_kv_heads][layer_capacity] rows
+  int64_t layer_capacity = 0;
+  int64_t context_tokens = 0;
+  int32_t slot = 0;
+  int32_t layer = 0;
+};
+void prime_sets(const PrimeSets& params, cudaStream_t stream);
+
+// Decides for the coming step with queries foreseen and queues the misses: used for the previous
+// layer's prediction (one layer, all rows) where `queries` is [rows, num_q_heads * head_dim].
+// The decision of PredictRule::kPreviousStep is made in the tail of attention instead (attend/).
+struct DecideAhead {
+  DecodeTables tables;
+  const float* queries = nullptr;
+  int32_t layer = 0;
+  int32_t rows = 0;
+};
+void decide_ahead(const DecideAhead& params, cudaStream_t stream);
+
+}  // namespace clo::kernels

@@ -1,0 +1,62 @@
+// What the host works out for the kernels; needs no device.
+#include <gtest/gtest.h>
+
+#include "cuda/buffers.h"
+#include "cuda/slot_table.h"
+#include "model/shapes.h"
+#include "reuse/reuse_rule.h"
+
+namespace clo {
+namespace {
+
+TEST(HeadRule, SaysWhatTheReuseRuleSays) {
+  const std::vector<float> importance = {0.2f, 0.9f, 0.5f};
+  for (const Aggregate aggregate : {Aggregate::kMean, Aggregate::kWeighted, Aggregate::kAll}) {
+    PolicyOptions policy;
+    policy.aggregate = aggregate;
+    const kernels::HeadRule rule = head_rule(policy, importance);
+    for (const float cosine : {-1.0f, -0.5f, 0.0f, 0.3f, 0.6f, 0.8f, 0.95f, 1.0f}) {
+      const std::vector<float> cosines = {cosine, cosine * 0.9f, 1.0f};
+      bool same = true;
+      if (aggregate == Aggregate::kAll) {
+        for (size_t j = 0; j < 3; ++j) same = same && cosines[j] >= rule.query_threshold[j];
+      } else {
+        double sum = 0, weights = 0;
+        for (size_t j = 0; j < 3; ++j) {
+          sum += rule.weight[j] * cosines[j];
+          weights += rule.weight[j];
+        }
+        same = rule.threshold <= -1 || (rule.threshold <= 1 && sum / weights >= rule.threshold);
+      }
+      EXPECT_EQ(same, similar_enough(policy, cosines, importance)) << cosine;
+    }
+  }
+}
+
+TEST(StepPlans, FillTheDeviceForPublishedShapes) {
+  for (const std::string& name : shape_names()) {
+    const ModelConfig config = model_shape(name).value();
+    const StepPlans plans = plan_step(config, {});
+    EXPECT_EQ(plans.head.splits, 1) << name;
+    for (const kernels::SkinnyPlan& plan :
+         {plans.qkv, plans.query, plans.output, plans.gate_up, plans.down}) {
+      EXPECT_LE(plan.splits, 8) << name << " " << kernels::describe(plan);
+    }
+  }
+}
+
+TEST(Workspace, GrowsWithWhatIsAskedFor) {
+  const ModelConfig config = model_shape("llama3-8b").value();
+  KvShape shape{32, 32, 8, 128, DType::kBF16, 128};
+  CudaLimits limits{.max_batch = 1, .chunk_rows = 512, .max_context_tokens = 131072};
+  const int64_t small = CudaBackend::workspace_bytes(config, shape, limits);
+  limits.chunk_rows = 131072;
+  const int64_t large = CudaBackend::workspace_bytes(config, shape, limits);
+  EXPECT_GT(large, small);
+  EXPECT_LT(large, int64_t{12} << 30);
+  EXPECT_EQ(CudaBackend::largest_chunk(config, shape, limits, 131072, large), 131072);
+  EXPECT_LT(CudaBackend::largest_chunk(config, shape, limits, 131072, large - 1), 131072);
+}
+
+}  // namespace
+}  // namespace clo

@@ -1,0 +1,383 @@
+// The refresh kernels against the CPU backend: the same decisions, sets, slots, maps, bits, states,
+// rows and counters, over runs of consecutive contexts.
+#include "kernels/refresh/refresh.h"
+
+#include <algorithm>
+#include <limits>
+#include <string>
+
+#include "kernels/gpu_test.h"
+#include "kernels/refresh_world.h"
+
+namespace clo::kernels {
+namespace {
+
+class RefreshTest : public GpuTest {
+ protected:
+  static void now(World& world, const std::vector<float>& queries, int64_t context,
+                  int32_t num_clusters) {
+    world.set_num_tokens(context - 1);
+    const DeviceArray<float> on_device(queries);
+    RefreshNow params;
+    params.tables = world.tables();
+    params.scratch = world.scratch(num_clusters);
+    params.queries = on_device.data();
+    params.layer = kLayer;
+    params.rows = params.tables.max_batch;
+    params.num_clusters = num_clusters;
+    refresh_now(params, nullptr);
+    CLO_CUDA(cudaDeviceSynchronize());
+  }
+
+  // Decisions from true queries over contexts that grow, both sides compared after each. What the
+  // CPU counted, so that a test can tell that its case came up.
+  static KvCounters walk(const Scene& scene, std::span<const int64_t> growth, float step = 0.4f,
+                         World::How how = World::How::kDecide) {
+    World world(scene);
+    int64_t context = scene.context;
+    for (size_t i = 0; i < growth.size(); ++i) {
+      context += growth[i];
+      const std::vector<float> queries = world.next_queries(step);
+      const std::string where = "head_dim " + std::to_string(scene.head_dim) + " group " +
+                                std::to_string(scene.group) + " context " +
+                                std::to_string(context) + " step " + std::to_string(i);
+      world.cpu_refresh(queries, context, how);
+      now(world, queries, context, i % 2 == 0 ? 3 : 16);
+      world.expect_equal(where);
+      if (HasFatalFailure()) break;
+    }
+    KvCounters total;
+    for (int32_t s = 0; s < scene.num_slots; ++s) total += world.cpu_counters(s);
+    return total;
+  }
+  static constexpr int64_t kSteps[] = {0, 1, 1, 70, 1, 130};
+};
+
+TEST_F(RefreshTest, HashSetsEqualTheCpuForEveryShape) {
+  for (const int32_t head_dim : {64, 128}) {
+    for (const int32_t group : {1, 2, 3, 4, 5, 7, 8}) {
+      Scene scene;
+      scene.head_dim = head_dim;
+      scene.group = group;
+      scene.kv_heads = group == 4 ? 8 : group % 3 + 1;
+      scene.policy = always();
+      scene.policy.set_tokens = 300;
+      walk(scene, kSteps);
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
+TEST_F(RefreshTest, EveryContextLength) {
+  for (const int64_t context :
+       {65, 68, 69, 70, 255, 256, 257, 323, 324, 325, 580, 1000, 5000, 70000}) {
+    for (const bool small : {false, true}) {
+      Scene scene;
+      scene.context = context;
+      scene.kv_heads = context > 10000 ? 1 : 2;
+      scene.policy = always();
+      if (small) scene.policy.set_tokens = 40;
+      walk(scene, kSteps);
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
+TEST_F(RefreshTest, CodeWidths) {
+  for (const int32_t bits : {64, 128, 192, 256, 512}) {
+    for (const bool trained : {false, true}) {
+      Scene scene;
+      scene.head_dim = bits == 192 ? 64 : 128;
+      scene.code_bits = bits;
+      scene.trained = trained;
+      scene.context = 3000;
+      scene.policy = always();
+      walk(scene, kSteps);
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
+TEST_F(RefreshTest, WholeFetchAndResidentHeads) {
+  for (const Fetch fetch : {Fetch::kDelta, Fetch::kWhole}) {
+    Scene scene;
+    scene.context = 1500;
+    scene.kv_heads = 3;
+    scene.resident_of = 2;
+    scene.num_slots = 2;
+    scene.policy = always();
+    scene.policy.fetch = fetch;
+    walk(scene, kSteps);
+  }
+}
+
+TEST_F(RefreshTest, ExactAndRandomSets) {
+  for (const Select select : {Select::kExact, Select::kRandom}) {
+    for (const int32_t head_dim : {64, 128}) {
+      Scene scene;
+      scene.head_dim = head_dim;
+      scene.context = 3000;
+      scene.kv_heads = 3;
+      scene.group = head_dim == 64 ? 7 : 2;
+      scene.resident_of = 2;
+      scene.policy = always();
+      scene.policy.select = select;
+      walk(scene, kSteps);
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
+// A set that shrinks leaves holes, which the next ones fill.
+TEST_F(RefreshTest, HolesAreFilled) {
+  Scene scene;
+  scene.context = 4000;
+  scene.policy = always();
+  scene.policy.kv_ratio = 0.2;
+  const int64_t growth[] = {0, -1500, 10, 1400, 200, -2500, 2300};
+  EXPECT_GT(walk(scene, growth).rows_saved_by_delta, 0);
+}
+
+TEST_F(RefreshTest, ReuseRule) {
+  for (const Aggregate aggregate : {Aggregate::kWeighted, Aggregate::kMean, Aggregate::kAll}) {
+    Scene scene;
+    scene.context = 2000;
+    scene.kv_heads = 8;
+    scene.num_slots = 2;
+    scene.policy.aggregate = aggregate;
+    // A mean asks less of a group with unimportant heads: too little for this walk.
+    if (aggregate == Aggregate::kMean) scene.policy.threshold = 0.9;
+    const int64_t growth[] = {0, 1, 1, 1, 1, 40, 1, 1, 70, 1, 1};
+    const KvCounters counted = walk(scene, growth, 0.4f);
+    EXPECT_GT(counted.hits, 0);
+    EXPECT_GT(counted.misses, 16);
+    EXPECT_GT(counted.aged, 0);
+    if (HasFatalFailure()) return;
+    scene.policy.threshold = -1;
+    scene.policy.max_label_age = 0;
+    EXPECT_EQ(walk(scene, growth).misses, 16);  // the first sets
+  }
+}
+
+TEST_F(RefreshTest, SetsThatCoverTheContextStayComplete) {
+  Scene scene;
+  scene.context = 200;
+  scene.policy.threshold = -1;
+  scene.policy.max_label_age = 8;
+  const int64_t growth[] = {0, 1, 8, 9, 60, 13, 14, 40, 60};
+  EXPECT_GT(walk(scene, growth).incomplete, 0);
+}
+
+TEST_F(RefreshTest, QueriesThatAreNoNumbersMiss) {
+  Scene scene;
+  scene.policy.threshold = -1;
+  World world(scene);
+  std::vector<float> queries = world.next_queries(0);
+  for (int64_t step = 0; step < 4; ++step) {
+    if (step == 1) queries[3] = std::numeric_limits<float>::quiet_NaN();
+    if (step == 2) std::fill(queries.begin(), queries.begin() + scene.head_dim, 0.0f);
+    world.cpu_refresh(queries, scene.context + step, World::How::kDecide);
+    now(world, queries, scene.context + step, 4);
+    world.expect_equal("step " + std::to_string(step));
+  }
+}
+
+TEST_F(RefreshTest, CorrectionsAreCountedApart) {
+  Scene scene;
+  scene.policy.predict = Predict::kPreviousStep;
+  scene.policy.correction = Correction::kTrueQuery;
+  EXPECT_GT(walk(scene, kSteps, 0.3f, World::How::kCorrect).corrections, 0);
+}
+
+// Nothing is done for predicted sets that are not corrected, empty rows and idle slots.
+TEST_F(RefreshTest, RowsThatTakeNoPart) {
+  Scene scene;
+  scene.policy = always();
+  scene.policy.predict = Predict::kPreviousStep;
+  World world(scene);
+  const std::vector<float> queries = world.next_queries(0);
+  now(world, queries, scene.context, 2);
+  world.expect_equal("predicted");
+  const DeviceArray<float> on_device(queries);
+  world.rules().predict = PredictRule::kNone;
+  world.set_num_tokens(scene.context - 1, 0);
+  RefreshNow params;
+  params.tables = world.tables();
+  params.scratch = world.scratch(2);
+  params.queries = on_device.data();
+  params.layer = kLayer;
+  params.rows = 1;
+  refresh_now(params, nullptr);
+  const DeviceArray<int32_t> no_rows(std::vector<int32_t>{-1});
+  world.set_num_tokens(scene.context - 1, 1);
+  params.tables.row_slot = no_rows.data();
+  refresh_now(params, nullptr);
+  CLO_CUDA(cudaDeviceSynchronize());
+  world.expect_equal("idle");
+}
+
+TEST_F(RefreshTest, JobsOfDecisionsMadeAhead) {
+  Scene scene;
+  scene.context = 1200;
+  scene.kv_heads = 8;
+  scene.num_slots = 3;
+  scene.resident_of = 4;
+  scene.policy.predict = Predict::kPreviousLayer;
+  World world(scene);
+  int64_t context = scene.context, jobs = 0;
+  for (int step = 0; step < 6; ++step, ++context) {
+    const std::vector<float> queries = world.next_queries(0.3f);
+    jobs += world.cpu_refresh(queries, context, World::How::kDecide);
+    world.set_num_tokens(context - 1);
+    {
+      const DeviceArray<float> on_device(queries);
+      decide_ahead({world.tables(), on_device.data(), kLayer, scene.num_slots}, nullptr);
+      CLO_CUDA(cudaDeviceSynchronize());
+    }
+    ASSERT_EQ(world.queue().tail, static_cast<uint64_t>(jobs));
+    RefreshQueueParams params;
+    params.tables = world.tables();
+    params.num_clusters = 4;
+    params.scratch = world.scratch(params.num_clusters);
+    params.drain = true;
+    refresh_queue(params, nullptr);
+    CLO_CUDA(cudaDeviceSynchronize());
+    ASSERT_EQ(world.queue().head, static_cast<uint64_t>(jobs));
+    for (const uint32_t pending : world.pending()) ASSERT_EQ(pending, 0u);
+    world.expect_equal("step " + std::to_string(step));
+    if (HasFatalFailure()) return;
+  }
+}
+
+// With the step's layers done the clusters leave, whatever is queued, and know the next step.
+TEST_F(RefreshTest, ClustersLeaveWhenTheLayersAreDone) {
+  Scene scene;
+  scene.policy = always();
+  scene.policy.predict = Predict::kPreviousLayer;
+  World world(scene);
+  const std::vector<float> queries = world.next_queries(0);
+  const DeviceArray<float> on_device(queries);
+  world.set_num_tokens(scene.context - 1);
+  decide_ahead({world.tables(), on_device.data(), kLayer, 1}, nullptr);
+  CLO_CUDA(cudaDeviceSynchronize());
+  RefreshQueue queue = world.queue();
+  ASSERT_EQ(queue.tail, 2u);
+  queue.step = queue.layers_done = 8;
+  queue.refresh_step = 7;
+  world.set_queue(queue);
+  RefreshQueueParams params;
+  params.tables = world.tables();
+  params.num_clusters = 3;
+  params.scratch = world.scratch(params.num_clusters);
+  refresh_queue(params, nullptr);
+  CLO_CUDA(cudaDeviceSynchronize());
+  queue = world.queue();
+  EXPECT_EQ(queue.head, 0u);
+  EXPECT_EQ(queue.refresh_step, 8u);
+  EXPECT_EQ(queue.clusters_left, 0u);
+  EXPECT_EQ(queue.fault, 0u);
+  // A head with a job waits for it before the true query is asked.
+  params.drain = true;
+  refresh_queue(params, nullptr);
+  world.cpu_refresh(queries, scene.context, World::How::kDecide);
+  CLO_CUDA(cudaDeviceSynchronize());
+  world.expect_equal("drained");
+}
+
+// Jobs of a sequence that has ended are dropped.
+TEST_F(RefreshTest, JobsOfIdleSlotsAreDropped) {
+  Scene scene;
+  scene.policy = always();
+  scene.policy.predict = Predict::kPreviousLayer;
+  World world(scene);
+  const DeviceArray<float> on_device(world.next_queries(0));
+  world.set_num_tokens(scene.context - 1);
+  decide_ahead({world.tables(), on_device.data(), kLayer, 1}, nullptr);
+  world.set_num_tokens(scene.context - 1, 0);
+  RefreshQueueParams params;
+  params.tables = world.tables();
+  params.num_clusters = 1;
+  params.scratch = world.scratch(1);
+  params.drain = true;
+  refresh_queue(params, nullptr);
+  CLO_CUDA(cudaDeviceSynchronize());
+  EXPECT_EQ(world.queue().head, 2u);
+  for (const uint32_t pending : world.pending()) EXPECT_EQ(pending, 0u);
+  EXPECT_EQ(world.device_head(0).state.has_label, 0);
+}
+
+TEST_F(RefreshTest, PrimedSets) {
+  for (const Select select : {Select::kHash, Select::kExact}) {
+    Scene scene;
+    scene.context = 2100;
+    scene.kv_heads = 3;
+    scene.resident_of = 2;
+    scene.policy = always();
+    scene.policy.select = select;
+    World world(scene);
+    const std::vector<float> queries = world.next_queries(0);
+    const DeviceArray<float> on_device(queries);
+    const DeviceArray<std::byte> layer_rows(world.layer_rows());
+    world.set_num_tokens(scene.context);
+    PrimeSets params;
+    params.tables = world.tables();
+    params.scratch = world.scratch(scene.kv_heads);
+    params.queries = on_device.data();
+    params.layer_rows = layer_rows.data();
+    params.layer_capacity = world.capacity();
+    params.context_tokens = scene.context;
+    params.layer = kLayer;
+    prime_sets(params, nullptr);
+    CLO_CUDA(cudaDeviceSynchronize());
+    world.cpu_refresh(queries, scene.context, World::How::kPrime);
+    world.expect_equal("primed");
+  }
+}
+
+// Measurement: sets are drawn, but the cache must stay a cache.
+TEST_F(RefreshTest, DrawnSetsReplaceTheGivenShare) {
+  for (const float share : {0.0f, 0.1f, 0.35f, 0.9f}) {
+    Scene scene;
+    scene.context = 20000;
+    scene.kv_heads = 1;
+    scene.policy = always();
+    World world(scene);
+    world.rules().forced_new_share = share;
+    world.rules().forced_hit_rate = 0;
+    World::DeviceHead before;
+    for (int64_t step = 0; step < 3; ++step) {
+      now(world, world.next_queries(0.5f), scene.context + step, 1);
+      const World::DeviceHead head = world.device_head(0);
+      const int64_t k = set_size(scene.policy, scene.context + step);
+      ASSERT_EQ(head.state.num_set_tokens, k);
+      ASSERT_EQ(head.state.num_slots_used, k);
+      int64_t fresh = 0, bits = 0;
+      for (const uint64_t word : head.held) bits += __builtin_popcountll(word);
+      ASSERT_EQ(bits, k);
+      for (int64_t slot = 0; slot < k; ++slot) {
+        const int32_t token = head.map[static_cast<size_t>(slot)];
+        ASSERT_GE(token, scene.policy.sink);
+        ASSERT_LT(token, scene.context + step - scene.policy.recent);
+        ASSERT_TRUE(head.held[static_cast<size_t>(token) / 64] >> (token % 64) & 1u);
+        ASSERT_EQ(std::memcmp(head.slots.data() + slot * world.shape().row_bytes(),
+                              world.host_row(0, 0, token),
+                              static_cast<size_t>(world.shape().row_bytes())),
+                  0);
+        if (step > 0) fresh += !(before.held[static_cast<size_t>(token) / 64] >> (token % 64) & 1u);
+      }
+      if (step > 0) {
+        EXPECT_NEAR(static_cast<double>(fresh) / static_cast<double>(k), share, 0.04);
+      }
+      before = head;
+    }
+  }
+}
+
+TEST(RefreshPlan, ScratchHoldsThreeWordsForEveryTokenOfWholePages) {
+  EXPECT_EQ(refresh_scratch_bytes(0), 256 * 12);
+  EXPECT_EQ(refresh_scratch_bytes(256), 256 * 12);
+  EXPECT_EQ(refresh_scratch_bytes(257), 512 * 12);
+}
+
+}  // namespace
+}  // namespace clo::kernels

@@ -1,0 +1,561 @@
+// Token rows on their way to every place that keeps them, against the CPU backend. Without QK-norm
+// everything is equal bit for bit; with it the norm's sum runs in another order, and a rounded
+// element may be one bf16 step away. A code always is that of the key that was stored.
+#include "kernels/rows/rows.h"
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+
+#include "kernels/gpu_test.h"
+#include "kernels/rows/offsets.h"
+#include "reference/cpu_ops.h"
+#include "select/hash_signs.h"
+
+namespace clo::kernels {
+namespace {
+
+constexpr int32_t kLayer = 1, kLayers = 2;
+
+// Memory of the device with its expected content on the host, both 0xCB where nothing is written.
+struct Mirror {
+  explicit Mirror(int64_t bytes)
+      : device(bytes), host(static_cast<size_t>(bytes), std::byte{0xCB}) {}
+  DeviceArray<std::byte> device;
+  std::vector<std::byte> host;
+};
+
+int ordered(uint16_t bits) { return (bits & 0x8000u) != 0 ? -(bits & 0x7FFF) : bits; }
+
+void expect_rows(std::span<const std::byte> got, std::span<const std::byte> want, int steps,
+                 const char* what) {
+  ASSERT_EQ(got.size(), want.size());
+  for (size_t i = 0; i + 1 < got.size(); i += 2) {
+    uint16_t a = 0, b = 0;
+    std::memcpy(&a, got.data() + i, 2);
+    std::memcpy(&b, want.data() + i, 2);
+    // Where a rotation's products cancel, a last bit of theirs is many steps of the difference.
+    if (steps > 0 && std::abs(bf16_to_f32(a) - bf16_to_f32(b)) < 1e-5f) continue;
+    ASSERT_LE(std::abs(ordered(a) - ordered(b)), steps) << what << ", element " << i / 2;
+  }
+}
+
+struct Case {
+  int head_dim = 128, group = 4, kv_heads = 8;
+  bool norm = false, bias = false;
+  int splits = 1;
+  int code_bits = 128;
+  bool trained = false;
+};
+
+std::ostream& operator<<(std::ostream& out, const Case& c) {
+  return out << "head_dim " << c.head_dim << " group " << c.group << " kv heads " << c.kv_heads
+             << " norm " << c.norm << " bias " << c.bias << " splits " << c.splits << " bits "
+             << c.code_bits << " trained " << c.trained;
+}
+
+// The constants and the places of a model of one shape; sequences are added with their tokens.
+class Places {
+ public:
+  static constexpr int32_t kSink = 4, kRing = 24;
+
+  Places(const Case& c, int64_t num_pages)
+      : c_(c),
+        shape_{kLayers, c.kv_heads * c.group, c.kv_heads, c.head_dim, DType::kBF16, c.code_bits},
+        layout_{shape_, num_pages},
+        signs_(shape_, kHashSeed),
+        host_rows(layout_.rows_bytes()),
+        want_rows(static_cast<size_t>(layout_.rows_bytes()), std::byte{0xCB}),
+        host_codes(std::max<int64_t>(layout_.codes_bytes(), 8)),
+        want_codes(host_codes.span().size(), std::byte{0xCB}) {
+    const std::vector<float> weights =
+        random_floats(int64_t{kLayers} * c.kv_heads * c.head_dim * c.code_bits, 7);
+    weights_host_ = weights;
+    weights_ = std::make_unique<DeviceArray<float>>(weights);
+    std::vector<HashParams> device_hashes;
+    for (int32_t layer = 0; layer < kLayers; ++layer) {
+      for (int32_t h = 0; h < c.kv_heads; ++h) {
+        HashParams params = signs_.params(layer, h);
+        const int64_t at = (int64_t{layer} * c.kv_heads + h) * c.head_dim * c.code_bits;
+        if (c.trained) params.weights = weights_host_.data() + at;
+        hashes_host.push_back(params);
+        const int64_t sign_words =
+            2 * (params.width / 32) * ((c.code_bits + params.width - 1) / params.width);
+        sign_words_.push_back(std::make_unique<DeviceArray<uint32_t>>(
+            std::span<const uint32_t>(params.signs, static_cast<size_t>(sign_words))));
+        params.signs = sign_words_.back()->data();
+        if (c.trained) params.weights = weights_->data() + at;
+        device_hashes.push_back(params);
+      }
+    }
+    hashes = std::make_unique<DeviceArray<HashParams>>(device_hashes);
+    for (int64_t p = 0; p < num_pages; ++p)
+      free_pages_.push_back(static_cast<int32_t>(num_pages - 1 - p));
+  }
+
+  struct Sequence {
+    std::vector<int32_t> pages;
+    std::unique_ptr<DeviceArray<int32_t>> device_pages;
+    std::vector<std::unique_ptr<DeviceArray<uint64_t>>> blocks;
+    std::unique_ptr<DeviceArray<uint64_t*>> device_blocks;
+    std::vector<HeadCacheView> views, device_views;  // [KV heads] of kLayer
+    std::vector<std::unique_ptr<Mirror>> memory;
+    std::vector<std::byte*> page_rows;  // of the expected store
+    int64_t capacity = 0;
+  };
+
+  // A sequence of up to `capacity` tokens; odd heads are resident.
+  Sequence& add(int64_t capacity) {
+    Sequence& s = *sequences.emplace_back(std::make_unique<Sequence>());
+    s.capacity = capacity;
+    std::vector<uint64_t*> blocks;
+    for (int64_t p = 0; p < (capacity + kPageTokens - 1) / kPageTokens; ++p) {
+      s.pages.push_back(free_pages_.back());
+      free_pages_.pop_back();
+      s.blocks.push_back(std::make_unique<DeviceArray<uint64_t>>(block_words()));
+      blocks.push_back(s.blocks.back()->data());
+      s.page_rows.push_back(want_rows.data() + layout_.row_offset(kLayer, s.pages.back(), 0, 0));
+    }
+    s.device_pages = std::make_unique<DeviceArray<int32_t>>(s.pages);
+    s.device_blocks = std::make_unique<DeviceArray<uint64_t*>>(blocks);
+    const int64_t row = shape_.row_bytes();
+    for (int32_t h = 0; h < c_.kv_heads; ++h) {
+      HeadCacheView view, device;
+      view.sink_tokens = kSink;
+      view.ring_tokens = kRing;
+      view.capacity_tokens = capacity;
+      device = view;
+      const auto place = [&](int64_t rows, std::byte*& host, std::byte*& on_device) {
+        Mirror& m = *s.memory.emplace_back(std::make_unique<Mirror>(rows * row));
+        host = m.host.data();
+        on_device = m.device.data();
+      };
+      if (h % 2 == 1) {
+        place(capacity, view.resident, device.resident);
+      } else {
+        place(kSink, view.sink, device.sink);
+        place(kRing, view.ring, device.ring);
+      }
+      s.views.push_back(view);
+      s.device_views.push_back(device);
+    }
+    return s;
+  }
+  int64_t block_words() const {
+    return int64_t{kLayers} * c_.kv_heads * kPageTokens * shape_.code_words();
+  }
+
+  // What the CPU writes for rows at [first, first + tokens) of a sequence; keys already rotated.
+  void expect_append(CpuOps& ops, Sequence& s, int64_t first, int64_t tokens, const float* keys,
+                     const float* values, int64_t stride) {
+    SequenceLayerView view;
+    view.host_rows = s.page_rows.data();
+    view.heads = s.views.data();
+    AppendParams p;
+    p.shape = shape_;
+    p.sequences = &view;
+    p.first_token = &first;
+    p.keys = keys;
+    p.values = values;
+    p.row_stride = stride;
+    p.num_sequences = 1;
+    p.tokens_per_sequence = tokens;
+    ops.append(p);
+    for (int64_t t = first; t < first + tokens; ++t) written.push_back({&s, t});
+  }
+
+  // Every place holds what the CPU wrote, and nothing else was touched.
+  void check_rows(int steps) {
+    expect_rows(host_rows.span(), want_rows, steps, "host rows");
+    for (const auto& s : sequences) {
+      for (const auto& m : s->memory)
+        expect_rows(m->device.download(), m->host, steps, "head cache");
+    }
+  }
+  // Codes in both places are those of the keys in the host store.
+  void check_codes(bool in_blocks, bool in_store) {
+    const int words = shape_.code_words();
+    std::vector<float> scratch(static_cast<size_t>(c_.head_dim)), key(scratch.size());
+    for (const auto& s : sequences) {
+      std::vector<std::vector<uint64_t>> want(
+          s->blocks.size(),
+          std::vector<uint64_t>(static_cast<size_t>(block_words()), 0xCBCBCBCBCBCBCBCBu));
+      for (const auto& [of, token] : written) {
+        if (of != s.get()) continue;
+        const auto page = static_cast<size_t>(token / kPageTokens);
+        const auto slot = static_cast<int32_t>(token % kPageTokens);
+        for (int32_t h = 0; h < c_.kv_heads; ++h) {
+          const std::byte* row =
+              host_rows.data() + layout_.row_offset(kLayer, s->pages[page], h, slot);
+          convert_to_f32(DType::kBF16, row, key.data(), c_.head_dim);
+          std::vector<uint64_t> code(static_cast<size_t>(words));
+          encode_row(simd_table(), hashes_host[static_cast<size_t>(kLayer * c_.kv_heads + h)],
+                     key.data(), code.data(), scratch.data());
+          if (in_blocks) {
+            std::copy(code.begin(), code.end(),
+                      want[page].begin() + block_code_index(c_.kv_heads, kLayer, h, slot) * words);
+          }
+          if (in_store) {
+            std::memcpy(want_codes.data() + layout_.code_offset(kLayer, s->pages[page], h, slot),
+                        code.data(), code.size() * 8);
+          }
+        }
+      }
+      for (size_t p = 0; p < want.size(); ++p) ASSERT_EQ(s->blocks[p]->download(), want[p]);
+    }
+    ASSERT_TRUE(std::equal(want_codes.begin(), want_codes.end(), host_codes.data()));
+  }
+
+  Case c_;
+  KvShape shape_;
+  HostLayout layout_;
+  HashSigns signs_;
+  PinnedArray<std::byte> host_rows;
+  std::vector<std::byte> want_rows;
+  PinnedArray<std::byte> host_codes;
+  std::vector<std::byte> want_codes;
+  std::vector<HashParams> hashes_host;
+  std::unique_ptr<DeviceArray<HashParams>> hashes;
+  std::vector<std::unique_ptr<Sequence>> sequences;
+  std::vector<std::pair<const Sequence*, int64_t>> written;
+
+ private:
+  std::vector<float> weights_host_;
+  std::unique_ptr<DeviceArray<float>> weights_;
+  std::vector<std::unique_ptr<DeviceArray<uint32_t>>> sign_words_;
+  std::vector<int32_t> free_pages_;
+};
+
+// QK-norm and rotation as the CPU does them, of the first num_heads heads from `x` on.
+void rotate_on_cpu(CpuOps& ops, const Case& c, float* x, int num_heads, int64_t rows,
+                   int64_t stride, const std::vector<float>& norm, const std::vector<float>& cosine,
+                   const std::vector<float>& sine) {
+  RotateParams p;
+  p.x = x;
+  p.cosine = cosine.data();
+  p.sine = sine.data();
+  p.norm_weight = c.norm ? norm.data() : nullptr;
+  p.norm_epsilon = 1e-6f;
+  p.num_rows = rows;
+  p.stride = stride;
+  p.num_heads = num_heads;
+  p.head_dim = c.head_dim;
+  ops.rotate(p);
+}
+
+// A row's angles: any cosine and sine will do.
+struct Angles {
+  Angles(int64_t rows, int head_dim) {
+    for (const float angle : random_floats(rows * head_dim / 2, 5, 3)) {
+      cosine.push_back(std::cos(angle));
+      sine.push_back(std::sin(angle));
+    }
+  }
+  std::vector<float> cosine, sine;
+};
+
+// parts [splits][rows][width] summed in order, then the bias.
+std::vector<float> sum_parts(const std::vector<float>& parts, const std::vector<float>* bias,
+                             int splits, size_t count) {
+  std::vector<float> x(parts.begin(), parts.begin() + static_cast<std::ptrdiff_t>(count));
+  for (size_t s = 1; s < static_cast<size_t>(splits); ++s) {
+    for (size_t i = 0; i < count; ++i) x[i] += parts[s * count + i];
+  }
+  if (bias == nullptr) return x;
+  for (size_t i = 0; i < count; ++i) x[i] += (*bias)[i % bias->size()];
+  return x;
+}
+
+void expect_queries(std::span<const float> got, std::span<const float> want, bool norm) {
+  ASSERT_EQ(got.size(), want.size());
+  for (size_t i = 0; i < got.size(); ++i) {
+    if (norm) {
+      ASSERT_NEAR(got[i], want[i], 1e-5f * std::max(1.0f, std::abs(want[i]))) << "element " << i;
+    } else {
+      ASSERT_EQ(got[i], want[i]) << "element " << i;
+    }
+  }
+}
+
+class RowsTest : public GpuTest {};
+
+void run_decode(const Case& c) {
+  SCOPED_TRACE(testing::Message() << c);
+  const std::vector<int64_t> positions = {0, 1, 255, 256, 257, 30, 511};
+  constexpr size_t kInactive = 3;  // in the middle; the last row has no slot
+  const auto rows = static_cast<int32_t>(std::ssize(positions)) + 1;
+  CpuOps ops(2);
+  Places places(c, 14);
+  const KvShape& shape = places.shape_;
+  std::vector<BatchSlot> slots(positions.size());
+  std::vector<HeadCacheView> views(positions.size() * kLayers * static_cast<size_t>(c.kv_heads));
+  std::vector<int32_t> row_slot;
+  for (size_t r = 0; r < positions.size(); ++r) {
+    const size_t at = positions.size() - 1 - r;
+    Places::Sequence& s = places.add(positions[r] + 1);
+    BatchSlot& slot = slots[at];
+    slot.num_tokens = positions[r];
+    slot.capacity_tokens = positions[r] + 1;
+    slot.active = r != kInactive;
+    slot.pages = s.device_pages->data();
+    slot.code_blocks = s.device_blocks->data();
+    std::copy(s.device_views.begin(), s.device_views.end(),
+              views.begin() + static_cast<std::ptrdiff_t>((at * kLayers + kLayer) *
+                                                          static_cast<size_t>(c.kv_heads)));
+    row_slot.push_back(static_cast<int32_t>(at));
+  }
+  row_slot.push_back(-1);
+
+  const int heads = shape.num_q_heads + 2 * shape.num_kv_heads;
+  const int64_t width = int64_t{heads} * c.head_dim;
+  const std::vector<float> parts = random_floats(c.splits * rows * width, 11);
+  const std::vector<float> bias = random_floats(width, 12);
+  const std::vector<float> q_norm = random_floats(c.head_dim, 13),
+                           k_norm = random_floats(c.head_dim, 14);
+  const Angles angles(rows, c.head_dim);
+
+  std::vector<float> x =
+      sum_parts(parts, c.bias ? &bias : nullptr, c.splits, static_cast<size_t>(rows * width));
+  const int64_t q_width = int64_t{shape.num_q_heads} * c.head_dim;
+  const int64_t kv_width = int64_t{shape.num_kv_heads} * c.head_dim;
+  rotate_on_cpu(ops, c, x.data(), shape.num_q_heads, rows, width, q_norm, angles.cosine,
+                angles.sine);
+  rotate_on_cpu(ops, c, x.data() + q_width, shape.num_kv_heads, rows, width, k_norm, angles.cosine,
+                angles.sine);
+  for (size_t r = 0; r < positions.size(); ++r) {
+    if (r == kInactive) continue;
+    const float* row = x.data() + static_cast<int64_t>(r) * width;
+    places.expect_append(ops, *places.sequences[r], positions[r], 1, row + q_width,
+                         row + q_width + kv_width, width);
+  }
+
+  const DeviceArray<BatchSlot> device_slots(slots);
+  const DeviceArray<HeadCacheView> device_views(views);
+  const DeviceArray<int32_t> device_row_slot(row_slot);
+  const DeviceArray<float> device_parts(parts), device_bias(bias), device_q_norm(q_norm),
+      device_k_norm(k_norm), device_cosine(angles.cosine), device_sine(angles.sine);
+  const DeviceArray<float> queries(rows * q_width);
+  const std::vector<float> untouched = queries.download();
+  DecodeRows p;
+  p.tables.shape = shape;
+  p.tables.slots = device_slots.data();
+  p.tables.row_slot = device_row_slot.data();
+  p.tables.heads = device_views.data();
+  p.tables.hashes = places.hashes->data();
+  p.tables.host_rows = places.host_rows.data();
+  p.tables.host_codes = reinterpret_cast<uint64_t*>(places.host_codes.data());
+  p.tables.host = places.layout_;
+  p.parts = device_parts.data();
+  p.bias = c.bias ? device_bias.data() : nullptr;
+  p.q_norm = c.norm ? device_q_norm.data() : nullptr;
+  p.k_norm = c.norm ? device_k_norm.data() : nullptr;
+  p.cosine = device_cosine.data();
+  p.sine = device_sine.data();
+  p.queries = queries.data();
+  p.norm_epsilon = 1e-6f;
+  p.layer = kLayer;
+  p.rows = rows;
+  p.splits = c.splits;
+  decode_rows(p, nullptr);
+  CLO_CUDA(cudaDeviceSynchronize());
+
+  const std::vector<float> got = queries.download();
+  for (size_t r = 0; r < static_cast<size_t>(rows); ++r) {
+    const auto of_row =
+        std::span(got).subspan(r * static_cast<size_t>(q_width), static_cast<size_t>(q_width));
+    if (r == kInactive || r >= positions.size()) {
+      ASSERT_EQ(std::memcmp(of_row.data(), untouched.data(), of_row.size_bytes()), 0);
+    } else {
+      expect_queries(of_row,
+                     std::span<const float>(x).subspan(r * static_cast<size_t>(width),
+                                                       static_cast<size_t>(q_width)),
+                     c.norm);
+    }
+  }
+  places.check_rows(c.norm ? 1 : 0);
+  places.check_codes(true, true);
+}
+
+TEST_F(RowsTest, DecodeRowsEqualTheCpus) {
+  int splits = 0;
+  for (const int head_dim : {64, 128}) {
+    for (const int group : {1, 2, 3, 4, 5, 7, 8}) {
+      for (const int kv_heads : {1, 2, 3, 8}) {
+        const bool norm = (group + kv_heads) % 2 == 0, bias = kv_heads % 2 == 1;
+        run_decode({head_dim, group, kv_heads, norm, bias, splits++ % 4 + 1});
+        if (HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
+TEST_F(RowsTest, DecodeRowsMakeCodesOfEveryKind) {
+  for (const int head_dim : {64, 128}) {
+    for (const int bits : {64, 128, 256}) {
+      for (const bool trained : {false, true}) {
+        run_decode({head_dim, 4, 2, true, true, 3, bits, trained});
+        if (HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
+TEST_F(RowsTest, PredictedQueriesEqualTheCpus) {
+  for (const int head_dim : {64, 128}) {
+    for (const int variant : {0, 1, 2, 3}) {
+      const Case c{head_dim, 3, 2, variant % 2 == 1, variant / 2 == 1, variant + 1};
+      SCOPED_TRACE(testing::Message() << c);
+      CpuOps ops(2);
+      const int64_t rows = 5, width = int64_t{c.group} * c.kv_heads * head_dim;
+      const std::vector<float> parts = random_floats(c.splits * rows * width, 21);
+      const std::vector<float> bias = random_floats(width, 22), norm = random_floats(head_dim, 23);
+      const Angles angles(rows, head_dim);
+      std::vector<float> x =
+          sum_parts(parts, c.bias ? &bias : nullptr, c.splits, static_cast<size_t>(rows * width));
+      rotate_on_cpu(ops, c, x.data(), c.group * c.kv_heads, rows, width, norm, angles.cosine,
+                    angles.sine);
+      const DeviceArray<float> device_parts(parts), device_bias(bias), device_norm(norm),
+          cosine(angles.cosine), sine(angles.sine), queries(rows * width);
+      PredictedQueries p;
+      p.shape = {1, c.group * c.kv_heads, c.kv_heads, head_dim, DType::kBF16, 0};
+      p.parts = device_parts.data();
+      p.bias = c.bias ? device_bias.data() : nullptr;
+      p.q_norm = c.norm ? device_norm.data() : nullptr;
+      p.cosine = cosine.data();
+      p.sine = sine.data();
+      p.queries = queries.data();
+      p.norm_epsilon = 1e-6f;
+      p.rows = static_cast<int32_t>(rows);
+      p.splits = c.splits;
+      predicted_queries(p, nullptr);
+      CLO_CUDA(cudaDeviceSynchronize());
+      expect_queries(queries.download(), x, c.norm);
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
+void run_chunk(const Case& c, int64_t first, int64_t rows) {
+  SCOPED_TRACE(testing::Message() << c << " tokens " << first << " + " << rows);
+  CpuOps ops(2);
+  const int64_t capacity = first + rows + 3;
+  Places places(c, capacity / kPageTokens + 2);
+  const KvShape& shape = places.shape_;
+  Places::Sequence& s = places.add(capacity);
+  const int64_t q_width = int64_t{shape.num_q_heads} * c.head_dim;
+  const int64_t kv_width = int64_t{shape.num_kv_heads} * c.head_dim;
+  const int64_t width = q_width + 2 * kv_width;
+  const std::vector<uint16_t> qkv = to_bf16(random_floats(rows * width, 31));
+  const std::vector<float> q_norm = random_floats(c.head_dim, 33),
+                           k_norm = random_floats(c.head_dim, 34);
+  const Angles angles(rows, c.head_dim);
+  std::vector<float> x = from_bf16(qkv);
+  rotate_on_cpu(ops, c, x.data(), shape.num_q_heads, rows, width, q_norm, angles.cosine,
+                angles.sine);
+  rotate_on_cpu(ops, c, x.data() + q_width, shape.num_kv_heads, rows, width, k_norm, angles.cosine,
+                angles.sine);
+  places.expect_append(ops, s, first, rows, x.data() + q_width, x.data() + q_width + kv_width,
+                       width);
+
+  const DeviceArray<uint16_t> device_qkv(qkv);
+  const DeviceArray<float> device_q_norm(q_norm), device_k_norm(k_norm), cosine(angles.cosine),
+      sine(angles.sine), last_query(q_width);
+  const DeviceArray<uint16_t> queries(rows * q_width);
+  const DeviceArray<std::byte> buffer(shape.num_kv_heads * capacity * shape.row_bytes());
+  ChunkRows p;
+  p.shape = shape;
+  p.qkv = device_qkv.data();
+  p.q_norm = c.norm ? device_q_norm.data() : nullptr;
+  p.k_norm = c.norm ? device_k_norm.data() : nullptr;
+  p.cosine = cosine.data();
+  p.sine = sine.data();
+  p.queries = queries.data();
+  p.last_query = last_query.data();
+  p.layer_rows = buffer.data();
+  p.layer_capacity = capacity;
+  p.hashes = places.hashes->data() + kLayer * shape.num_kv_heads;
+  p.code_blocks = s.device_blocks->data();
+  p.norm_epsilon = 1e-6f;
+  p.layer = kLayer;
+  p.first_token = first;
+  p.rows = rows;
+  chunk_rows(p, nullptr);
+
+  const DeviceArray<HeadCacheView> heads(s.device_views);
+  StoreChunk store;
+  store.shape = shape;
+  store.heads = heads.data();
+  store.layer_rows = buffer.data();
+  store.layer_capacity = capacity;
+  store.first_token = first;
+  store.rows = rows;
+  store.end_token = first + rows;
+  store_chunk(store, nullptr);
+
+  MovePages move;
+  move.layout = places.layout_;
+  move.host_rows = places.host_rows.data();
+  move.host_codes = reinterpret_cast<uint64_t*>(places.host_codes.data());
+  move.pages = s.device_pages->data();
+  move.code_blocks = s.device_blocks->data();
+  move.layer_rows = buffer.data();
+  move.layer_capacity = capacity;
+  move.first_token = first;
+  move.end_token = first + rows;
+  move.layer = kLayer;
+  move.num_blocks = 3;
+  move_pages(move, nullptr);
+  CLO_CUDA(cudaDeviceSynchronize());
+
+  const int steps = c.norm ? 1 : 0;
+  places.check_rows(steps);
+  if (testing::Test::HasFatalFailure()) return;
+  places.check_codes(true, true);
+  if (testing::Test::HasFatalFailure()) return;
+  const std::vector<uint16_t> got = queries.download();
+  std::vector<uint16_t> want;
+  for (int64_t r = 0; r < rows; ++r) {
+    const auto row = std::span<const float>(x).subspan(static_cast<size_t>(r * width),
+                                                       static_cast<size_t>(q_width));
+    for (const float value : row) want.push_back(f32_to_bf16(value));
+    if (r == rows - 1) expect_queries(last_query.download(), row, c.norm);
+  }
+  expect_rows(std::as_bytes(std::span(got)), std::as_bytes(std::span(want)), steps, "queries");
+  if (testing::Test::HasFatalFailure()) return;
+
+  // And back: the same rows, nothing else touched.
+  const DeviceArray<std::byte> other(buffer.size());
+  std::vector<std::byte> expected(static_cast<size_t>(buffer.size()), std::byte{0xCB});
+  const std::vector<std::byte> moved = buffer.download();
+  for (int64_t h = 0; h < shape.num_kv_heads; ++h) {
+    const auto at = static_cast<std::ptrdiff_t>((h * capacity + first) * shape.row_bytes());
+    std::copy_n(moved.begin() + at, rows * shape.row_bytes(), expected.begin() + at);
+  }
+  move.layer_rows = other.data();
+  move.code_blocks = nullptr;
+  move.to_host = false;
+  move_pages(move, nullptr);
+  CLO_CUDA(cudaDeviceSynchronize());
+  ASSERT_TRUE(other.download() == expected);
+}
+
+TEST_F(RowsTest, ChunksGoEverywhereAsOnTheCpu) {
+  int variant = 0;
+  for (const int head_dim : {64, 128}) {
+    for (const int group : {1, 3, 4, 8}) {
+      for (const int kv_heads : {1, 2, 3, 8}) {
+        for (const auto& [first, rows] :
+             {std::pair<int64_t, int64_t>{0, 1}, {0, 300}, {250, 7}, {255, 258}, {3, 24}}) {
+          const Case c{
+              head_dim, group, kv_heads, variant % 2 == 1, false, 1, variant % 3 == 0 ? 64 : 128};
+          ++variant;
+          run_chunk(c, first, rows);
+          if (HasFatalFailure()) return;
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace clo::kernels
