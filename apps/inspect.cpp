@@ -5,8 +5,8 @@
 #include <iostream>
 #include <memory>
 #include <set>
-#include <thread>
 
+#include "base/thread_pool.h"
 #include "base/try.h"
 #include "base/units.h"
 #include "commands.h"
@@ -133,9 +133,7 @@ Result<int> inspect(const InspectFlags& flags) {
   if (profile) line("profile", describe_profile(options.profile, *profile));
   line("devices",
        "cuda: not part of this build; cpu: " +
-           CpuOps(options.threads > 0 ? options.threads
-                                      : static_cast<int>(std::thread::hardware_concurrency()))
-               .description());
+           CpuOps(options.threads > 0 ? options.threads : num_processors()).description());
 
   std::printf("\n  %s\n  for %lld sequence(s) of %lld tokens, %s per token of KV\n",
               describe(options.policy).c_str(), static_cast<long long>(input.batch),

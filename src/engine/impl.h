@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "attention/attention.h"
+#include "base/thread_pool.h"
 #include "clo/engine.h"
 #include "engine/sampler.h"
 #include "io/generation_config.h"
@@ -75,6 +76,7 @@ struct Engine::Impl {
   GenerationConfig generation;
   KvShape shape;
   int64_t max_context = 0;
+  std::unique_ptr<ThreadPool> pool;  // of ops and transfer
   std::unique_ptr<CpuOps> ops;
   std::unique_ptr<TransferEngine> transfer;
   std::unique_ptr<Arena> device;

@@ -1,11 +1,10 @@
 // Engine::load: from a model directory to everything that a request needs.
-#include <omp.h>
-
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <limits>
 
+#include "base/thread_pool.h"
 #include "base/try.h"
 #include "base/units.h"
 #include "engine/checks.h"
@@ -50,9 +49,10 @@ Status Engine::Impl::build(const std::filesystem::path& dir) {
   CLO_TRY(check_policy(options.policy, shape));
   if (tokenizer) CLO_TRY(check_vocabulary(*tokenizer, config, dir));
   max_context = clo::max_context_tokens(config, options);
-  if (options.threads == 0) options.threads = omp_get_num_procs();
-  ops = std::make_unique<CpuOps>(options.threads);
-  transfer = make_memcpy_engine(options.threads);
+  if (options.threads == 0) options.threads = num_processors();
+  pool = std::make_unique<ThreadPool>(options.threads);
+  ops = std::make_unique<CpuOps>(*pool);
+  transfer = make_memcpy_engine(*pool);
   return build_memory(files);
 }
 

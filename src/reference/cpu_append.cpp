@@ -1,6 +1,4 @@
 // Appending rows, and the codes of keys.
-#include <omp.h>
-
 #include <cstring>
 
 #include "reference/cpu_ops.h"
@@ -52,8 +50,7 @@ void CpuOps::append(const AppendParams& p) {
   const int64_t row_bytes = shape.row_bytes();
   const int words = shape.code_words();
   const int64_t work = p.num_sequences * tokens * shape.num_kv_heads;
-#pragma omp parallel for schedule(static) num_threads(num_threads_) if (work >= 64)
-  for (int64_t w = 0; w < work; ++w) {
+  const auto append_one = [&](int64_t w) {
     const auto head = static_cast<int32_t>(w % shape.num_kv_heads);
     const int64_t row_index = w / shape.num_kv_heads;
     const int64_t s = row_index / tokens;
@@ -97,7 +94,10 @@ void CpuOps::append(const AppendParams& p) {
         std::memcpy(sequence.device_codes[page] + slot * words, code, code_bytes);
       }
     }
-  }
+  };
+  pool_.run_ranges(work, 32, [&](int64_t first, int64_t last) {
+    for (int64_t w = first; w < last; ++w) append_one(w);
+  });
 }
 
 }  // namespace clo
