@@ -27,7 +27,7 @@ struct KvSystem {
   TransferEngine& transfer;
   Arena& device;
   HostStore* store = nullptr;  // null: nothing is offloaded and no prefix is kept
-  CodeCache* codes = nullptr;  // null without a store or without codes
+  CodeCache* codes = nullptr;  // null when the store has no codes
   HeadProfile profile;
   std::vector<HashParams> hashes;  // [num_layers, num_kv_heads]; empty without codes
   PageKey root_key;                // model, layout, KV type, hash and RoPE

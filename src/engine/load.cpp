@@ -63,15 +63,16 @@ Status Engine::Impl::build_memory(const TensorFiles& files) {
 
   // Budgets that are not given are what the batch could need at most: the arenas only reserve
   // addresses, and a page costs memory once it is written.
-  PolicyOptions widest = *preset("dense");
-  const PlanInput input = plan_input(widest, max_context, options.max_batch);
-  const MemoryPlan dense_plan = sketch_memory(input);
-  const MemoryPlan own_plan =
-      sketch_memory(plan_input(options.policy, max_context, options.max_batch));
+  // A request may bring another policy than the engine's, so codes are counted in any case.
+  const auto most = [&](const PolicyOptions& policy) {
+    PlanInput input = plan_input(policy, max_context, options.max_batch);
+    input.device_codes = true;
+    return sketch_memory(input).device_bytes;
+  };
   int64_t device_bytes = options.device_memory_bytes;
   if (device_bytes == 0) {
     device_bytes =
-        std::max(dense_plan.device_bytes, own_plan.device_bytes) +
+        std::max(most(*preset("dense")), most(options.policy)) +
         // Each sequence's blocks are rounded to the arena's alignment.
         options.max_batch * (divide_up(max_context, kPageTokens) + 2) * Arena::kAlignment;
   } else if (device_bytes < workspace_bytes + Weights::required_bytes(config, type)) {
@@ -94,9 +95,12 @@ Status Engine::Impl::build_memory(const TensorFiles& files) {
     with_host.host_copy = true;
     host_bytes = std::min(2 * sketch_memory(with_host).host_bytes, available_host_bytes() / 10 * 8);
   }
-  CLO_ASSIGN(HostStore made, HostStore::create(shape, host_bytes));
+  // Codes in the host store are for sequences that share its pages later.
+  KvShape store_shape = shape;
+  if (!options.keep_prefixes) store_shape.code_bits = 0;
+  CLO_ASSIGN(HostStore made, HostStore::create(store_shape, host_bytes));
   store = std::make_unique<HostStore>(std::move(made));
-  codes = std::make_unique<CodeCache>(*store, *device);
+  if (store_shape.code_bits > 0) codes = std::make_unique<CodeCache>(*store, *device);
   system = std::make_unique<KvSystem>(KvSystem{
       shape, *ops, *transfer, *device, store.get(), codes.get(), {}, {}, {}, false, false});
   system->guard_host_rows = options.guard_host_rows;

@@ -19,22 +19,33 @@ template <DType T, int kRows, int kBatch>
 CLO_INLINE void linear_tile(const std::byte* weight, int64_t cols, const float* x, float* sums) {
   F8 acc[kRows][kBatch] = {};
   const int64_t whole = cols / 8 * 8;
+  // The side with fewer vectors is held, the other passes through one register: sixteen are enough
+  // for twelve sums.
   for (int64_t c = 0; c < whole; c += 8) {
-    F8 xv[kBatch];
-    for (int b = 0; b < kBatch; ++b) xv[b] = load8(x + b * cols + c);
-    for (int r = 0; r < kRows; ++r) {
-      const F8 w = load8_as<T>(weight + (r * cols + c) * kBytes<T>);
-      for (int b = 0; b < kBatch; ++b) acc[r][b] = acc[r][b] + w * xv[b];
+    if constexpr (kRows < kBatch) {
+      F8 w[kRows];
+      for (int r = 0; r < kRows; ++r) w[r] = load8_as<T>(weight + (r * cols + c) * kBytes<T>);
+      for (int b = 0; b < kBatch; ++b) {
+        const F8 xv = load8(x + b * cols + c);
+        for (int r = 0; r < kRows; ++r) acc[r][b] = acc[r][b] + w[r] * xv;
+      }
+    } else {
+      F8 xv[kBatch];
+      for (int b = 0; b < kBatch; ++b) xv[b] = load8(x + b * cols + c);
+      for (int r = 0; r < kRows; ++r) {
+        const F8 w = load8_as<T>(weight + (r * cols + c) * kBytes<T>);
+        for (int b = 0; b < kBatch; ++b) acc[r][b] = acc[r][b] + w * xv[b];
+      }
     }
   }
   // Eight sums cost what one costs; the tree is the same, and so is each result.
   constexpr int kSums = kRows * kBatch;
-  if constexpr (kSums == 8) {
-    F8 flat[8];
-    for (int i = 0; i < 8; ++i) flat[i] = acc[i / kBatch][i % kBatch];
-    store8(sums, sum_lanes(flat));
-  } else {
-    for (int i = 0; i < kSums; ++i) sums[i] = sum_lane(acc[i / kBatch][i % kBatch]);
+  for (int first = 0; first < kSums; first += 8) {
+    F8 flat[8] = {};
+    for (int i = first; i < kSums && i < first + 8; ++i) {
+      flat[i - first] = acc[i / kBatch][i % kBatch];
+    }
+    store8(sums + first, sum_lanes(flat));
   }
   for (int r = 0; r < kRows && whole < cols; ++r) {
     for (int b = 0; b < kBatch; ++b) {
@@ -58,7 +69,7 @@ template <DType T, int kRows, int kBatch>
 CLO_INLINE void linear_block(const std::byte* weight, int64_t cols, int64_t n, const float* x,
                              int64_t b, const float* bias, float* out, int64_t out_stride,
                              bool accumulate) {
-  float sums[kRows * kBatch];
+  float sums[(kRows * kBatch + 7) / 8 * 8];
   linear_tile<T, kRows, kBatch>(weight + n * cols * kBytes<T>, cols, x + b * cols, sums);
   for (int r = 0; r < kRows; ++r) {
     for (int i = 0; i < kBatch; ++i) {
@@ -74,21 +85,27 @@ template <DType T>
 void linear_rows(const std::byte* weight, int64_t cols, int64_t first, int64_t last, const float* x,
                  int64_t batch, const float* bias, float* out, int64_t out_stride,
                  bool accumulate) {
-  int64_t n = first;
+  // Three rows by four of x are twelve sums, which hide the latency of an addition twice over and
+  // widen each weight for four products. What is left of the batch takes tiles of as many rows as
+  // make eight sums.
 #define CLO_ARGS weight, cols, n, x, b, bias, out, out_stride, accumulate
-  if (batch == 1) {
-    constexpr int64_t b = 0;
-    for (; n + 8 <= last; n += 8) linear_block<T, 8, 1>(CLO_ARGS);
-    for (; n < last; ++n) linear_block<T, 1, 1>(CLO_ARGS);
-    return;
-  }
-  for (; n + 2 <= last; n += 2) {
-    int64_t b = 0;
-    for (; b + 4 <= batch; b += 4) linear_block<T, 2, 4>(CLO_ARGS);
-    for (; b < batch; ++b) linear_block<T, 2, 1>(CLO_ARGS);
+  const int64_t fours = batch / 4 * 4;
+  int64_t n = first;
+  for (; n + 3 <= last && fours > 0; n += 3) {
+    for (int64_t b = 0; b < fours; b += 4) linear_block<T, 3, 4>(CLO_ARGS);
   }
   for (; n < last; ++n) {
-    for (int64_t b = 0; b < batch; ++b) linear_block<T, 1, 1>(CLO_ARGS);
+    for (int64_t b = 0; b < fours; b += 4) linear_block<T, 1, 4>(CLO_ARGS);
+  }
+  int64_t b = fours;
+  if (b + 2 <= batch) {
+    for (n = first; n + 4 <= last; n += 4) linear_block<T, 4, 2>(CLO_ARGS);
+    for (; n < last; ++n) linear_block<T, 1, 2>(CLO_ARGS);
+    b += 2;
+  }
+  if (b < batch) {
+    for (n = first; n + 8 <= last; n += 8) linear_block<T, 8, 1>(CLO_ARGS);
+    for (; n < last; ++n) linear_block<T, 1, 1>(CLO_ARGS);
   }
 #undef CLO_ARGS
 }

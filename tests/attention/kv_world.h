@@ -119,7 +119,7 @@ inline PolicyOptions arbitrary_policy(const KvShape& shape, bool with_label_age)
   policy.persistent = *rc::gen::element(
       PolicyOptions::Persistent::kFillBudget, PolicyOptions::Persistent::kPerLayer,
       PolicyOptions::Persistent::kList, PolicyOptions::Persistent::kAll);
-  policy.persistent_per_layer = *rc::gen::inRange(0, 3);
+  policy.persistent_per_layer = *rc::gen::inRange(0, shape.num_kv_heads + 1);
   if (policy.persistent == PolicyOptions::Persistent::kList) {
     policy.persistent_heads = {{0, *rc::gen::inRange(0, shape.num_kv_heads)}};
   }
