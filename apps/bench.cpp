@@ -54,11 +54,12 @@ double read_bandwidth(int threads) {
   std::vector<uint64_t> buffer(static_cast<size_t>(kWords), 1);
   double best = 0;
   std::atomic<uint64_t> check{0};
-  for (int pass = 0; pass < 6; ++pass) {
+  for (int pass = 0; pass < 12; ++pass) {
     const auto start = Clock::now();
     pool.run_ranges(kWords / 8, 512, [&](int64_t first, int64_t last) {
       uint64_t lanes[8] = {};
-      for (const uint64_t* at = buffer.data() + 8 * first; at < buffer.data() + 8 * last; at += 8) {
+      const uint64_t* const end = buffer.data() + 8 * last;
+      for (const uint64_t* at = buffer.data() + 8 * first; at < end; at += 8) {
         for (int j = 0; j < 8; ++j) lanes[j] += at[j];
       }
       uint64_t sum = 0;

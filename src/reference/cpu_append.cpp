@@ -5,16 +5,6 @@
 
 namespace clo {
 
-namespace {
-
-void flip_signs(float* x, int width, const uint32_t* signs) {
-  for (int i = 0; i < width; ++i) {
-    if ((signs[i / 32] >> (i % 32)) & 1u) x[i] = -x[i];
-  }
-}
-
-}  // namespace
-
 void encode_row(const SimdTable& simd, const HashParams& hash, const float* x, uint64_t* out,
                 float* scratch) {
   std::memset(out, 0, static_cast<size_t>(hash.bits / 8));
@@ -33,13 +23,13 @@ void encode_row(const SimdTable& simd, const HashParams& hash, const float* x, u
     std::memset(scratch + hash.head_dim, 0,
                 sizeof(float) * static_cast<size_t>(width - hash.head_dim));
     for (int round = 0; round < 2; ++round) {
-      flip_signs(scratch, width, signs);
-      simd.hadamard(scratch, width);
+      simd.hadamard(scratch, signs, width);
       signs += width / 32;
     }
+    // The bits are as good as random, so a branch on them would be missed every other time.
     for (int i = 0; i < width && first + i < hash.bits; ++i) {
       const int j = first + i;
-      if (scratch[i] > 0) out[j / 64] |= uint64_t{1} << (j % 64);
+      out[j / 64] |= static_cast<uint64_t>(scratch[i] > 0) << (j % 64);
     }
   }
 }

@@ -20,6 +20,7 @@ constexpr int64_t kSmallBatch = 16;
 constexpr int64_t kChunkBytes = 16 << 10;
 // Rows of activations that one thread takes at a time in loops that do little to each.
 constexpr int64_t kGrainRows = 16;
+constexpr int64_t kGrainExponentials = 2048;
 // The least block of a GEMM's result that one thread computes.
 constexpr int64_t kGemmRows = 64;
 constexpr int64_t kGemmWidth = 64;
@@ -196,7 +197,8 @@ void CpuOps::rotate(const RotateParams& p) {
 }
 
 void CpuOps::gated_silu(const GatedSiluParams& p) {
-  pool_.run_ranges(p.num_rows, kGrainRows, [&](int64_t first, int64_t last) {
+  const int64_t grain = std::max<int64_t>(1, kGrainExponentials / std::max<int64_t>(1, p.width));
+  pool_.run_ranges(p.num_rows, grain, [&](int64_t first, int64_t last) {
     for (int64_t r = first; r < last; ++r) {
       const float* x = p.x + r * 2 * p.width;
       simd_.gated_silu(x, x + p.width, p.out + r * p.width, p.width);
