@@ -13,6 +13,11 @@ namespace {
 
 // ---- linear -------------------------------------------------------------------------------
 
+// Bytes ahead of the weights being read at which the next are asked for. The processor's own
+// prefetcher follows the stream too late: with weights in memory, rather than in a cache, this
+// makes the loop half as fast again (Skylake, 2 and 8 KiB measured equal or worse).
+constexpr int64_t kWeightsAhead = 4096;
+
 // kRows rows of the weight against kBatch rows of x. One chain of eight lanes per output, so an
 // output does not depend on how rows and batch were tiled.
 template <DType T, int kRows, int kBatch>
@@ -22,6 +27,9 @@ CLO_INLINE void linear_tile(const std::byte* weight, int64_t cols, const float* 
   // The side with fewer vectors is held, the other passes through one register: sixteen are enough
   // for twelve sums.
   for (int64_t c = 0; c < whole; c += 8) {
+    for (int at = 0; at < 8 * kRows * kBytes<T>; at += 64) {
+      __builtin_prefetch(weight + c * kRows * kBytes<T> + kWeightsAhead + at);
+    }
     if constexpr (kRows < kBatch) {
       F8 w[kRows];
       for (int r = 0; r < kRows; ++r) w[r] = load8_as<T>(weight + (r * cols + c) * kBytes<T>);
