@@ -1,14 +1,14 @@
 // clo bench decode: tokens per second beside the bytes that a token reads and the read bandwidth
 // of this machine, measured in the same run.
-#include <omp.h>
-
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "base/thread_pool.h"
 #include "base/try.h"
 #include "base/units.h"
 #include "bench_commands.h"
@@ -49,23 +49,23 @@ double median(std::vector<double> values) {
 // Bytes per second that all threads together read from memory: the best of several passes over a
 // buffer far larger than any cache.
 double read_bandwidth(int threads) {
+  ThreadPool pool(threads);
   constexpr int64_t kWords = (int64_t{256} << 20) / 8;
   std::vector<uint64_t> buffer(static_cast<size_t>(kWords), 1);
   double best = 0;
-  uint64_t check = 0;
-  for (int pass = 0; pass < 6; ++pass) {
+  std::atomic<uint64_t> check{0};
+  for (int pass = 0; pass < 12; ++pass) {
     const auto start = Clock::now();
-    uint64_t sum = 0;
-#pragma omp parallel for schedule(static) num_threads(threads) reduction(+ : sum)
-    for (int64_t block = 0; block < kWords / 4096; ++block) {
-      const uint64_t* words = buffer.data() + block * 4096;
+    pool.run_ranges(kWords / 8, 512, [&](int64_t first, int64_t last) {
       uint64_t lanes[8] = {};
-      for (int i = 0; i < 4096; i += 8) {
-        for (int j = 0; j < 8; ++j) lanes[j] += words[i + j];
+      const uint64_t* const end = buffer.data() + 8 * last;
+      for (const uint64_t* at = buffer.data() + 8 * first; at < end; at += 8) {
+        for (int j = 0; j < 8; ++j) lanes[j] += at[j];
       }
+      uint64_t sum = 0;
       for (const uint64_t lane : lanes) sum += lane;
-    }
-    check += sum;
+      check += sum;
+    });
     const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
     best = std::max(best, static_cast<double>(kWords) * 8 / seconds);
   }
@@ -178,7 +178,7 @@ Result<int> decode(const DecodeFlags& flags) {
   CLO_ASSIGN(const ModelConfig config, load_model_config(dir));
   const KvShape shape = kv_shape(config, options);
   const int64_t weight_bytes = Weights::required_bytes(config, shape.type);
-  const int threads = options.threads > 0 ? options.threads : omp_get_num_procs();
+  const int threads = options.threads > 0 ? options.threads : num_processors();
   const double bandwidth = read_bandwidth(threads);
 
   nlohmann::json head = {{"kind", "run"},

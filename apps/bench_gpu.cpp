@@ -10,6 +10,7 @@
 #include "base/units.h"
 #include "bench_commands.h"
 #include "cuda/measure.h"
+#include "engine/backend.h"
 #include "flags.h"
 #include "model/shapes.h"
 #include "terminal.h"
@@ -90,6 +91,7 @@ Result<MeasureOptions> resolve(const GpuFlags& f) {
   options.fetch_warps = f.fetch_warps;
   options.host_threads = f.threads > 0 ? f.threads : num_cpus();
   CLO_ASSIGN(options.policy, f.policy.resolve(f.preset));
+  options.policy = for_backend(options.policy, Backend::kCuda);
   return options;
 }
 

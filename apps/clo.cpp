@@ -1,12 +1,8 @@
 // clo: one program, several subcommands. Answers go to standard output, all else to standard error.
 // Exit status: 0 done, 2 flags, 3 a bad file or request, 4 not enough memory, 5 device fault.
-#include <unistd.h>
-
 #include <CLI/CLI.hpp>
 #include <cstdio>
-#include <cstdlib>
 #include <exception>
-#include <filesystem>
 #include <iostream>
 #include <string>
 #include <vector>
@@ -22,19 +18,6 @@ int fail(const clo::Error& error) {
   std::fflush(stdout);
   std::fprintf(stderr, "clo: %s\n", error.to_string().c_str());
   return clo::exit_status(error.code);
-}
-
-// A thread of libgomp that waits for the others spins for some milliseconds before it sleeps. On a
-// machine that others use too, the thread waited for is then often the one that was put aside:
-// with two cores and two busy neighbours decode fell from 280 tokens/s to between 2 and 70. 200
-// turns cost a few per cent on an idle machine. The library reads the variable when it is loaded,
-// so the program starts itself again; without /proc it goes on as it is.
-void spin_briefly(char** argv) {
-  if (std::getenv("GOMP_SPINCOUNT") != nullptr || std::getenv("OMP_WAIT_POLICY") != nullptr) return;
-  setenv("GOMP_SPINCOUNT", "200", 0);
-  std::error_code fault;
-  const auto program = std::filesystem::read_symlink("/proc/self/exe", fault);
-  if (!fault) execv(program.c_str(), argv);
 }
 
 // What CLI11 found wrong, in the words of the other messages: the culprit first.
@@ -67,7 +50,6 @@ std::string describe_fault(const CLI::App& app, const CLI::ParseError& fault) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  spin_briefly(argv);
   clo::app::remember_command_line(argc, argv);
   CLI::App app{
       "CLO runs Llama-3, Qwen2.5 and Qwen3 models whose KV cache outgrows the GPU: the full cache "

@@ -130,7 +130,8 @@ void PolicyFlags::add_to(CLI::App& app, bool with_preset) {
   add("--persistent-heads", persistent_heads,
       "Heads with all rows on the device: fill (the budget), all, N per layer, or LAYER:HEAD,...");
   add("--predict", predict,
-      "Query that chooses: none (the true one), previous-layer, previous-step");
+      "Query that chooses: auto (none on the CPU, previous-step on a GPU), none (the true one), "
+      "previous-layer, previous-step");
   add("--correction", correction, "Check a prediction against the true query: none, true_query");
   add("--fetch", fetch, "On a miss move only new rows or the whole set: delta, whole");
   add("--max-label-age", max_label_age, "Steps a set may be kept (64), or none");
@@ -199,7 +200,8 @@ Result<PolicyOptions> PolicyFlags::resolve(std::string_view base) const {
       {{"mean", Aggregate::kMean}, {"weighted", Aggregate::kWeighted}, {"all", Aggregate::kAll}},
       policy.aggregate));
   CLO_TRY(choose<Predict>("--predict", predict,
-                          {{"none", Predict::kNone},
+                          {{"auto", Predict::kAuto},
+                           {"none", Predict::kNone},
                            {"previous-layer", Predict::kPreviousLayer},
                            {"previous-step", Predict::kPreviousStep}},
                           policy.predict));

@@ -5,8 +5,8 @@
 #include <iostream>
 #include <memory>
 #include <set>
-#include <thread>
 
+#include "base/thread_pool.h"
 #include "base/try.h"
 #include "base/units.h"
 #include "commands.h"
@@ -139,6 +139,7 @@ Result<int> inspect(const InspectFlags& flags) {
   const KvShape shape = kv_shape(config, options);
   CLO_ASSIGN(const BackendChoice choice, choose_backend(options, shape));
   options.backend = choice.backend;
+  options.policy = for_backend(options.policy, options.backend);
   options.prefill_chunk = resolve_prefill_chunk(config, options, shape, nullptr);
   CLO_ASSIGN(const PlanInput input, plan_input(config, options));
   CLO_TRY(check_policy(options.policy, input.shape));

@@ -24,6 +24,7 @@ enum class Aggregate : uint8_t { kMean, kWeighted, kAll };
 
 // Which query decides, selects and fetches.
 enum class Predict : uint8_t {
+  kAuto,           // what the backend does best: none on the CPU, the previous step on a GPU
   kNone,           // this layer's own, on the critical path
   kPreviousLayer,  // this step's, foreseen from the input of the layer before
   kPreviousStep,   // the true query of the step before
@@ -48,7 +49,7 @@ struct PolicyOptions {
   double importance_exponent = 0.5;
   Aggregate aggregate = Aggregate::kWeighted;
 
-  Predict predict = Predict::kNone;
+  Predict predict = Predict::kAuto;
   Correction correction = Correction::kNone;
   Fetch fetch = Fetch::kDelta;
 

@@ -27,7 +27,7 @@ struct KvSystem {
   TransferEngine& transfer;
   Arena& device;
   HostStore* store = nullptr;  // null: nothing is offloaded and no prefix is kept
-  CodeCache* codes = nullptr;  // null without a store or without codes
+  CodeCache* codes = nullptr;  // null when the store has no codes
   HeadProfile profile;
   std::vector<HashParams> hashes;  // [num_layers, num_kv_heads]; empty without codes
   PageKey root_key;                // model, layout, KV type, hash and RoPE
@@ -35,6 +35,9 @@ struct KvSystem {
   bool guard_host_rows = false;
   // Evaluation: attended rows are compared with all rows at every decode step (slow).
   bool measure_mass = false;
+  // The backend makes codes on the device and copies them to the host store from there, so a
+  // sequence whose pages are shared keeps them on the device whether it reads them or not.
+  bool codes_pass_device = false;
 
   const HashParams* layer_hashes(int32_t layer) const {
     return hashes.empty() ? nullptr : hashes.data() + int64_t{layer} * shape.num_kv_heads;

@@ -30,6 +30,11 @@ Result<std::vector<uint8_t>> resident_heads(const KvSystem& system,
                                options.num_budget_heads);
 }
 
+bool keeps_codes(const KvSystem& system, const SequenceKv::Options& options) {
+  return reads_codes(options.policy, system.shape) ||
+         (system.codes_pass_device && options.host_copy && system.codes != nullptr);
+}
+
 }  // namespace
 
 bool SequenceKv::needs_host_copy(const KvSystem& system, const Options& options) {
@@ -47,16 +52,18 @@ int64_t SequenceKv::device_bytes(const KvSystem& system, const Options& options)
   const int64_t heads =
       residents * head_cache_bytes(system.shape, head_spec(policy, capacity, true)) +
       evictables * head_cache_bytes(system.shape, head_spec(policy, capacity, false));
-  const int64_t codes = divide_up(capacity, kPageTokens) *
-                        round_up(kPageTokens * system.shape.token_code_bytes(), Arena::kAlignment);
-  return heads + codes;
+  if (!keeps_codes(system, options)) return heads;
+  return heads + divide_up(capacity, kPageTokens) *
+                     round_up(kPageTokens * system.shape.token_code_bytes(), Arena::kAlignment);
 }
 
 SequenceKv::SequenceKv(KvSystem& system, const Options& options)
     : system_(system),
       policy_(options.policy),
       capacity_tokens_(options.capacity_tokens),
-      random_seed_(options.random_seed) {
+      random_seed_(options.random_seed),
+      shares_pages_(options.host_copy),
+      reads_codes_(keeps_codes(system, options)) {
   const KvShape& shape = system.shape;
   counters_.resize(static_cast<size_t>(shape.num_layers));
   unit_importance_.assign(static_cast<size_t>(shape.group_size()), 1.0f);
@@ -75,7 +82,7 @@ Status SequenceKv::reserve(const Options& options) {
   const int64_t num_pages = divide_up(capacity_tokens_, kPageTokens);
   CLO_ASSIGN(resident_, resident_heads(system_, options));
 
-  if (needs_host_copy(system_, options)) {
+  if (shares_pages_) {
     CLO_CHECK(system_.store != nullptr);
     // At least the last prompt token is computed: its logits and its queries are needed.
     const int64_t shareable = std::max<int64_t>(0, std::ssize(options.prompt) - 1) / kPageTokens;
@@ -113,34 +120,32 @@ Status SequenceKv::reserve(const Options& options) {
   if (needs_host_copy(system_, options)) CLO_TRY(take_pages(num_pages));
 
   const auto table_size = static_cast<size_t>(num_pages) * shape.num_layers;
-  if (!pages_.empty()) {
-    host_rows_.resize(table_size);
-    if (shape.code_bits > 0) host_codes_.resize(table_size);
-  }
-  if (shape.code_bits > 0) device_codes_.resize(table_size);
+  if (!pages_.empty()) host_rows_.resize(table_size);
+  const bool host_codes = shares_pages_ && shape.code_bits > 0;
+  if (host_codes) host_codes_.resize(table_size);
+  if (reads_codes_) device_codes_.resize(table_size);
   for (int64_t page = 0; page < num_pages; ++page) {
     uint64_t* codes = nullptr;
-    if (shape.code_bits > 0) {
-      if (!pages_.empty()) {
+    if (reads_codes_) {
+      if (shares_pages_) {
         CLO_ASSIGN(codes, system_.codes->acquire(pages_[static_cast<size_t>(page)]));
         ++num_code_blocks_;
       } else {
-        CLO_ASSIGN(std::byte* const block,
-                   system_.device.allocate(kPageTokens * shape.token_code_bytes()));
+        CLO_ASSIGN(std::byte* const block, system_.device.allocate(code_block_bytes()));
         private_codes_.push_back(block);
         codes = reinterpret_cast<uint64_t*>(block);
       }
-      device_kv_bytes_ += kPageTokens * shape.token_code_bytes();
+      device_kv_bytes_ += code_block_bytes();
     }
     for (int32_t layer = 0; layer < shape.num_layers; ++layer) {
       const auto i = static_cast<size_t>(layer * num_pages + page);
       if (!pages_.empty()) {
         host_rows_[i] = system_.store->rows(layer, pages_[static_cast<size_t>(page)]);
       }
-      if (shape.code_bits > 0) {
-        if (!pages_.empty()) {
-          host_codes_[i] = system_.store->codes(layer, pages_[static_cast<size_t>(page)]);
-        }
+      if (host_codes) {
+        host_codes_[i] = system_.store->codes(layer, pages_[static_cast<size_t>(page)]);
+      }
+      if (reads_codes_) {
         device_codes_[i] =
             codes + int64_t{layer} * shape.num_kv_heads * kPageTokens * shape.code_words();
       }
@@ -161,7 +166,7 @@ Status SequenceKv::take_pages(int64_t num_pages) {
                      " are available; raise --host-memory or lower the context",
                  ""};
   }
-  if (system_.shape.code_bits > 0) CLO_TRY(check_code_room(missing));
+  if (reads_codes_) CLO_TRY(check_code_room(num_pages));
   while (std::ssize(pages_) < num_pages) {
     CLO_ASSIGN(const PageId page, system_.store->allocate());
     pages_.push_back(page);
@@ -169,14 +174,20 @@ Status SequenceKv::take_pages(int64_t num_pages) {
   return Ok{};
 }
 
-Status SequenceKv::check_code_room(int64_t num_new_pages) {
-  int64_t blocks = num_new_pages;
-  for (const PageId page : pages_) blocks += !system_.codes->is_resident(page);
+int64_t SequenceKv::code_block_bytes() const {
+  return kPageTokens * system_.shape.token_code_bytes();
+}
+
+Status SequenceKv::check_code_room(int64_t num_pages) {
+  int64_t blocks = num_pages;
+  if (shares_pages_) {
+    for (const PageId page : pages_) blocks -= system_.codes->is_resident(page);
+  }
   // Taken and given back: an arena that is in pieces can have the bytes and not the blocks.
   std::vector<std::byte*> taken;
   Status room = Ok{};
   while (room && std::ssize(taken) < blocks) {
-    auto block = system_.device.allocate(system_.codes->block_bytes());
+    auto block = system_.device.allocate(code_block_bytes());
     if (block) {
       taken.push_back(*block);
     } else {
@@ -271,6 +282,7 @@ void SequenceKv::advance(int64_t count) {
 }
 
 void SequenceKv::publish(std::span<const int32_t> tokens) {
+  CLO_CHECK(shares_pages_);
   while (page_keys_.size() < num_full_pages_) {
     const size_t page = page_keys_.size();
     CLO_CHECK((page + 1) * kPageTokens <= tokens.size(), page, tokens.size());

@@ -23,7 +23,7 @@ class SequenceKv {
     PolicyOptions policy;
     int64_t capacity_tokens = 0;      // prompt and answer
     int64_t num_budget_heads = 0;     // persistent heads the memory plan has room for
-    bool host_copy = true;            // rows are kept in the host store
+    bool host_copy = true;            // pages are kept for others: all rows and codes in the store
     std::span<const int32_t> prompt;  // to find a stored prefix; needed only now
     uint64_t random_seed = 0;         // for Select::kRandom
   };
@@ -57,7 +57,7 @@ class SequenceKv {
   // Counts `count` new rows as written. Called once per step, after the last layer.
   void advance(int64_t count);
   // Makes full pages of `tokens` [num_tokens()] findable by later sequences. Not for a sequence
-  // that failed: its rows may be wrong.
+  // that failed: its rows may be wrong. Requires: made with host_copy.
   void publish(std::span<const int32_t> tokens);
 
   // What a backend that runs steps by itself needs to reach the same memory.
@@ -76,7 +76,8 @@ class SequenceKv {
   SequenceKv(KvSystem& system, const Options& options);
   Status reserve(const Options& options);
   Status take_pages(int64_t num_pages);
-  Status check_code_room(int64_t num_new_pages);
+  Status check_code_room(int64_t num_pages);
+  int64_t code_block_bytes() const;  // codes of one page in all layers and heads
   void restore_rows();
 
   KvSystem& system_;
@@ -86,6 +87,8 @@ class SequenceKv {
   int64_t reused_tokens_ = 0;
   int64_t device_kv_bytes_ = 0;
   uint64_t random_seed_ = 0;
+  bool shares_pages_ = false;  // host pages are found, kept and published, with their codes
+  bool reads_codes_ = false;   // codes are on the device
 
   std::vector<PageId> pages_;
   std::vector<PageKey> page_keys_;     // of pages that are published or were found
@@ -94,7 +97,7 @@ class SequenceKv {
   std::vector<uint64_t*> host_codes_;
   std::vector<uint64_t*> device_codes_;
   size_t num_code_blocks_ = 0;             // acquired from the code cache, in page order
-  std::vector<std::byte*> private_codes_;  // code blocks of a sequence without host pages
+  std::vector<std::byte*> private_codes_;  // code blocks of a sequence that shares no pages
   std::byte* block_ = nullptr;             // all head caches
   std::vector<uint8_t> resident_;          // [num_layers, num_kv_heads]
   std::vector<HeadCacheView> heads_;       // [num_layers, num_kv_heads]

@@ -135,7 +135,8 @@ Status Measure::build() {
                                                 {},
                                                 {},
                                                 false,
-                                                false});
+                                                false,
+                                                true});
   if (shape_.code_bits > 0) {
     signs_ = std::make_unique<HashSigns>(shape_, kHashSeed);
     for (int32_t layer = 0; layer < shape_.num_layers; ++layer) {

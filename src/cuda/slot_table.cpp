@@ -42,6 +42,7 @@ kernels::SequenceRules sequence_rules(const SequenceKv& sequence, const ForcedRe
       break;
   }
   switch (policy.predict) {
+    case Predict::kAuto:
     case Predict::kNone:
       rules.predict = kernels::PredictRule::kNone;
       break;

@@ -201,10 +201,10 @@ GraphKey CudaRunner::key_of(std::span<SequenceKv* const> rows) const {
     key.draws = key.draws || (sequence != nullptr && slots_->draws(*sequence));
     if (sequence == nullptr || sequence->is_dense_layer(system_.shape.num_layers - 1)) continue;
     const PolicyOptions& policy = sequence->policy();
-    key.queue = key.queue || policy.predict != Predict::kNone;
+    const bool none = policy.predict == Predict::kNone || policy.predict == Predict::kAuto;
+    key.queue = key.queue || !none;
     key.predict_layer = key.predict_layer || policy.predict == Predict::kPreviousLayer;
-    key.refresh_now = key.refresh_now || policy.predict == Predict::kNone ||
-                      policy.correction == Correction::kTrueQuery;
+    key.refresh_now = key.refresh_now || none || policy.correction == Correction::kTrueQuery;
   }
   return key;
 }

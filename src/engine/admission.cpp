@@ -4,6 +4,7 @@
 
 #include "base/try.h"
 #include "base/units.h"
+#include "engine/backend.h"
 #include "engine/checks.h"
 #include "engine/impl.h"
 #include "engine/memory.h"
@@ -123,7 +124,8 @@ Result<std::unique_ptr<Sequence>> Engine::Impl::make_sequence(Request request) {
                  "attention mass is measured on the CPU backend only; use --backend cpu",
                  "measure_mass"};
   }
-  const PolicyOptions policy = request.policy.value_or(options.policy);
+  const PolicyOptions policy =
+      for_backend(request.policy.value_or(options.policy), options.backend);
   CLO_TRY(check_policy(policy, shape));
 
   auto sequence = std::make_unique<Sequence>(std::move(request), sampling);

@@ -29,4 +29,15 @@ Result<BackendChoice> choose_backend(const EngineOptions& options, const KvShape
   return choice;
 }
 
+PolicyOptions for_backend(PolicyOptions policy, Backend backend) {
+  if (policy.predict != Predict::kAuto) return policy;
+  // Nothing runs beside a step of the CPU, so a prediction could hide no transfer there. On a GPU a
+  // fetch takes longer than a layer and has a whole step to hide in (bench step,
+  // docs/measurements).
+  policy.predict = backend == Backend::kCuda && policy.select != Select::kNone
+                       ? Predict::kPreviousStep
+                       : Predict::kNone;
+  return policy;
+}
+
 }  // namespace clo

@@ -17,4 +17,7 @@ struct BackendChoice {
 // a backend that was named.
 Result<BackendChoice> choose_backend(const EngineOptions& options, const KvShape& shape);
 
+// The policy with what it leaves to the backend decided. Requires: not Backend::kAuto.
+PolicyOptions for_backend(PolicyOptions policy, Backend backend);
+
 }  // namespace clo

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "attention/attention.h"
+#include "base/thread_pool.h"
 #include "clo/engine.h"
 #include "cuda/backend.h"
 #include "engine/sampler.h"
@@ -78,7 +79,8 @@ struct Engine::Impl {
   int64_t max_context = 0;
   std::string backend_note;           // why a device that is there is not used
   std::unique_ptr<CudaBackend> cuda;  // null: the CPU backend
-  std::unique_ptr<CpuOps> ops;        // null: the CUDA backend
+  std::unique_ptr<ThreadPool> pool;   // of ops and memcpy_engine; null: the CUDA backend
+  std::unique_ptr<CpuOps> ops;        // likewise
   std::unique_ptr<TransferEngine> memcpy_engine;
   std::optional<Arena> cpu_arena;
   Arena* device = nullptr;

@@ -1,12 +1,11 @@
 // Engine::load: from a model directory to everything that a request needs.
-#include <omp.h>
-
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <limits>
 #include <stdexcept>
 
+#include "base/thread_pool.h"
 #include "base/try.h"
 #include "base/units.h"
 #include "engine/backend.h"
@@ -60,7 +59,7 @@ Status Engine::Impl::build(const std::filesystem::path& dir) {
   CLO_TRY(check_policy(options.policy, shape));
   if (tokenizer) CLO_TRY(check_vocabulary(*tokenizer, config, dir));
   max_context = clo::max_context_tokens(config, options);
-  if (options.threads == 0) options.threads = omp_get_num_procs();
+  if (options.threads == 0) options.threads = num_processors();
   return build_memory(files);
 }
 
@@ -68,8 +67,9 @@ Status Engine::Impl::build_memory(const TensorFiles& files) {
   if (options.backend == Backend::kCuda) {
     CLO_ASSIGN(cuda, CudaBackend::create(options.threads));
   } else {
-    ops = std::make_unique<CpuOps>(options.threads);
-    memcpy_engine = make_memcpy_engine(options.threads);
+    pool = std::make_unique<ThreadPool>(options.threads);
+    ops = std::make_unique<CpuOps>(*pool);
+    memcpy_engine = make_memcpy_engine(*pool);
   }
   CLO_TRY(take_device_memory());
   CLO_TRY(make_host_store());
@@ -84,15 +84,17 @@ Status Engine::Impl::take_device_memory() {
   const int64_t overhead_bytes = cuda ? cuda->overhead_bytes() : 0;
 
   // A budget that is not given is what the batch could need at most. On the CPU an arena only
-  // reserves addresses; a device gives what it has free, less a margin for others.
-  const MemoryPlan dense_plan =
-      sketch_memory(plan_input(*preset("dense"), max_context, options.max_batch));
-  const MemoryPlan own_plan =
-      sketch_memory(plan_input(options.policy, max_context, options.max_batch));
+  // reserves addresses; a device gives what it has free, less a margin for others. A request may
+  // bring another policy than the engine's, so codes are counted in any case.
+  const auto most = [&](const PolicyOptions& policy) {
+    PlanInput input = plan_input(policy, max_context, options.max_batch);
+    input.device_codes = true;
+    return sketch_memory(input).device_bytes;
+  };
   int64_t device_bytes = options.device_memory_bytes;
   if (device_bytes == 0) {
     device_bytes =
-        std::max(dense_plan.device_bytes, own_plan.device_bytes) + overhead_bytes +
+        std::max(most(*preset("dense")), most(options.policy)) + overhead_bytes +
         // Each sequence's blocks are rounded to the arena's alignment.
         options.max_batch * (divide_up(max_context, kPageTokens) + 2) * Arena::kAlignment;
     if (cuda) {
@@ -132,7 +134,10 @@ Status Engine::Impl::make_host_store() {
     host_bytes = cuda ? std::min(batch_bytes, available_host_bytes() / 10 * 6)
                       : std::min(2 * batch_bytes, available_host_bytes() / 10 * 8);
   }
-  CLO_ASSIGN(HostStore made, HostStore::create(shape, host_bytes));
+  // Codes in the host store are for sequences that share its pages later.
+  KvShape store_shape = shape;
+  if (!options.keep_prefixes) store_shape.code_bits = 0;
+  CLO_ASSIGN(HostStore made, HostStore::create(store_shape, host_bytes));
   store = std::make_unique<HostStore>(std::move(made));
   if (cuda) CLO_TRY(cuda->pin(*store));
   return Ok{};
@@ -140,13 +145,16 @@ Status Engine::Impl::make_host_store() {
 
 Status Engine::Impl::make_kv_system() {
   TransferEngine& transfer = cuda ? cuda->transfer() : *memcpy_engine;
-  codes = std::make_unique<CodeCache>(
-      *store, *device, [&transfer](void* target, const void* source, size_t num_bytes) {
-        transfer.upload(static_cast<std::byte*>(target), source, static_cast<int64_t>(num_bytes));
-      });
+  if (store->layout().shape.code_bits > 0) {
+    codes = std::make_unique<CodeCache>(
+        *store, *device, [&transfer](void* target, const void* source, size_t num_bytes) {
+          transfer.upload(static_cast<std::byte*>(target), source, static_cast<int64_t>(num_bytes));
+        });
+  }
   system = std::make_unique<KvSystem>(KvSystem{
       shape, ops.get(), transfer, *device, store.get(), codes.get(), {}, {}, {}, false, false});
   system->guard_host_rows = options.guard_host_rows;
+  system->codes_pass_device = cuda != nullptr;
   if (!options.profile.empty()) {
     CLO_ASSIGN(system->profile, load_profile(options.profile, config, shape.code_bits));
   }

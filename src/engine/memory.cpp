@@ -102,6 +102,9 @@ PlanInput plan_input(const ModelConfig& config, const EngineOptions& options, co
   input.fill_budget = policy.persistent == PolicyOptions::Persistent::kFillBudget &&
                       policy.select != Select::kNone && options.device_memory_bytes > 0;
   input.host_copy = options.keep_prefixes;
+  // A GPU makes the codes of shared pages on the device; see KvSystem::codes_pass_device.
+  input.device_codes =
+      reads_codes(policy, shape) || (options.backend == Backend::kCuda && options.keep_prefixes);
   input.device_budget_bytes = options.device_memory_bytes;
   input.host_budget_bytes = options.host_memory_bytes;
   input.process_overhead_bytes = process_overhead(config, options, shape, capacity_tokens, batch);

@@ -109,7 +109,7 @@ std::string describe(const PolicyOptions& p) {
   };
   static constexpr const char* kSelect[] = {"none", "hash", "exact", "random"};
   static constexpr const char* kAggregate[] = {"mean", "weighted", "all"};
-  static constexpr const char* kPredict[] = {"none", "previous-layer", "previous-step"};
+  static constexpr const char* kPredict[] = {"auto", "none", "previous-layer", "previous-step"};
   add("--select", kSelect[static_cast<int>(p.select)]);
   if (p.select == Select::kNone) return text;
   if (p.set_tokens > 0) {

@@ -16,27 +16,32 @@ namespace {
 
 constexpr int64_t kMaxFileBytes = int64_t{1} << 20;
 
-Result<std::optional<float>> bounded(const JsonObject& json, const std::string& key, double low,
+// From 0, which itself is allowed or not, to `high`: the ranges the sampler takes.
+enum class Zero : uint8_t { kAllowed, kRefused };
+Result<std::optional<float>> bounded(const JsonObject& json, const std::string& key, Zero zero,
                                      double high) {
   CLO_ASSIGN(const std::optional<double> value, json.number(key));
   if (!value) return std::optional<float>();
-  if (!(*value >= low && *value <= high)) {
+  // Judged as it will be used: a tiny number can become zero.
+  const auto used = static_cast<float>(*value);
+  if (*value < 0 || !(*value <= high) || (zero == Zero::kRefused && used == 0)) {
     char range[120];
-    std::snprintf(range, sizeof range, " must be between %g and %g, found %g", low, high, *value);
+    std::snprintf(range, sizeof range, " must be %s %g, found %g",
+                  zero == Zero::kAllowed ? "between 0 and" : "above 0 and at most", high, *value);
     return bad_file(json.where(), "\"" + key + "\"" + range);
   }
-  return std::optional(static_cast<float>(*value));
+  return std::optional(used);
 }
 
 Result<GenerationConfig> read_generation(const JsonObject& json, const ModelConfig& config) {
   GenerationConfig found;
   CLO_ASSIGN(found.eos_ids, read_token_ids(json, "eos_token_id", config.vocab_size));
   if (found.eos_ids.empty()) found.eos_ids = config.eos_ids;
-  CLO_ASSIGN(found.temperature, bounded(json, "temperature", 0, 1000));
-  CLO_ASSIGN(found.top_p, bounded(json, "top_p", 0, 1));
-  CLO_ASSIGN(found.min_p, bounded(json, "min_p", 0, 1));
+  CLO_ASSIGN(found.temperature, bounded(json, "temperature", Zero::kAllowed, 100));
+  CLO_ASSIGN(found.top_p, bounded(json, "top_p", Zero::kRefused, 1));
+  CLO_ASSIGN(found.min_p, bounded(json, "min_p", Zero::kAllowed, 1));
   // A penalty divides logits: zero and below have no meaning.
-  CLO_ASSIGN(found.repetition_penalty, bounded(json, "repetition_penalty", 1e-3, 1000));
+  CLO_ASSIGN(found.repetition_penalty, bounded(json, "repetition_penalty", Zero::kRefused, 100));
   CLO_ASSIGN(const std::optional<int64_t> top_k, json.integer("top_k"));
   if (top_k) {
     if (*top_k < 0 || *top_k > std::numeric_limits<int32_t>::max()) {

@@ -61,8 +61,10 @@ MemoryPlan sketch_memory(const PlanInput& input) {
   const int64_t all_heads = int64_t{shape.num_layers} * shape.num_kv_heads;
   const HeadBytes head = head_bytes(input);
   const int64_t pages = divide_up(input.context_tokens, kPageTokens) * input.batch;
-  // On the device with or without a host copy: a sequence reserves them for all its heads.
-  const int64_t codes = pages * kPageTokens * shape.token_code_bytes();
+  // On the device for all heads when any head's set is chosen by them; in the host store when a
+  // later sequence, which may choose by them, can share the page.
+  const int64_t all_codes = pages * kPageTokens * shape.token_code_bytes();
+  const int64_t codes = input.device_codes ? all_codes : 0;
   const int64_t fixed = input.weight_bytes + input.workspace_bytes + codes;
 
   int64_t persistent = std::min(input.num_persistent_heads, all_heads - input.num_dense_heads);
@@ -98,7 +100,8 @@ MemoryPlan sketch_memory(const PlanInput& input) {
   add("persistent heads", "device", input.batch * persistent * head.resident,
       "--persistent-heads, --device-memory");
   add("host store", "host",
-      host_pages ? pages * kPageTokens * (shape.token_bytes() + shape.token_code_bytes()) : 0,
+      (host_pages ? pages * kPageTokens * shape.token_bytes() : 0) +
+          (input.host_copy ? all_codes : 0),
       "--context, --host-memory");
   add("process overhead", "process", input.process_overhead_bytes, "--threads");
   return plan;

@@ -23,7 +23,8 @@ struct PlanInput {
   int64_t num_dense_heads = 0;       // (layer, KV head) pairs that dense layers keep resident
   int64_t num_persistent_heads = 0;  // resident by choice
   bool fill_budget = false;          // as many persistent heads as the device budget allows
-  bool host_copy = true;             // rows are kept in the host store too
+  bool host_copy = true;             // pages are kept for others: all heads' rows, and codes
+  bool device_codes = true;          // some set is chosen by codes
   int64_t device_budget_bytes = 0;   // 0: as much as the plan needs
   int64_t host_budget_bytes = 0;     // 0: as much as the plan needs
   int64_t process_overhead_bytes = 0;

@@ -1,21 +1,9 @@
 // Appending rows, and the codes of keys.
-#include <omp.h>
-
 #include <cstring>
 
 #include "reference/cpu_ops.h"
 
 namespace clo {
-
-namespace {
-
-void flip_signs(float* x, int width, const uint32_t* signs) {
-  for (int i = 0; i < width; ++i) {
-    if ((signs[i / 32] >> (i % 32)) & 1u) x[i] = -x[i];
-  }
-}
-
-}  // namespace
 
 void encode_row(const SimdTable& simd, const HashParams& hash, const float* x, uint64_t* out,
                 float* scratch) {
@@ -35,13 +23,13 @@ void encode_row(const SimdTable& simd, const HashParams& hash, const float* x, u
     std::memset(scratch + hash.head_dim, 0,
                 sizeof(float) * static_cast<size_t>(width - hash.head_dim));
     for (int round = 0; round < 2; ++round) {
-      flip_signs(scratch, width, signs);
-      simd.hadamard(scratch, width);
+      simd.hadamard(scratch, signs, width);
       signs += width / 32;
     }
+    // The bits are as good as random, so a branch on them would be missed every other time.
     for (int i = 0; i < width && first + i < hash.bits; ++i) {
       const int j = first + i;
-      if (scratch[i] > 0) out[j / 64] |= uint64_t{1} << (j % 64);
+      out[j / 64] |= static_cast<uint64_t>(scratch[i] > 0) << (j % 64);
     }
   }
 }
@@ -52,8 +40,7 @@ void CpuOps::append(const AppendParams& p) {
   const int64_t row_bytes = shape.row_bytes();
   const int words = shape.code_words();
   const int64_t work = p.num_sequences * tokens * shape.num_kv_heads;
-#pragma omp parallel for schedule(static) num_threads(num_threads_) if (work >= 64)
-  for (int64_t w = 0; w < work; ++w) {
+  const auto append_one = [&](int64_t w) {
     const auto head = static_cast<int32_t>(w % shape.num_kv_heads);
     const int64_t row_index = w / shape.num_kv_heads;
     const int64_t s = row_index / tokens;
@@ -97,7 +84,10 @@ void CpuOps::append(const AppendParams& p) {
         std::memcpy(sequence.device_codes[page] + slot * words, code, code_bytes);
       }
     }
-  }
+  };
+  pool_.run_ranges(work, 32, [&](int64_t first, int64_t last) {
+    for (int64_t w = first; w < last; ++w) append_one(w);
+  });
 }
 
 }  // namespace clo

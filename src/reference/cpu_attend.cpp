@@ -14,6 +14,9 @@ namespace clo {
 namespace {
 
 constexpr int64_t kPartRows = 1024;
+// Heads whose rows one thread lists, or whose parts it merges, at a time.
+constexpr int64_t kListTasks = 4;
+constexpr int64_t kMergeTasks = 16;
 
 // Appends the rows a head attends to, in the order sink, set, ring. A set token that is still in
 // the ring is taken from the ring alone. (A head that attends everything needs no list: its rows
@@ -48,12 +51,13 @@ void CpuOps::attend(const AttendParams& p) {
   row_lists_.resize(std::max(row_lists_.size(), tasks));
   scaled_queries_.resize(std::max(scaled_queries_.size(), tasks * group * dim));
 
-#pragma omp parallel for schedule(dynamic) num_threads(num_threads_)
-  for (size_t t = 0; t < tasks; ++t) {
-    row_lists_[t].clear();
-    if (!p.tasks[t].attend_all) list_rows(shape, p.tasks[t], row_lists_[t]);
-    scale_query(shape, p.tasks[t], p.scale, scaled_queries_.data() + t * group * dim);
-  }
+  pool_.run_ranges(p.num_tasks, kListTasks, [&](int64_t begin, int64_t end) {
+    for (auto t = static_cast<size_t>(begin); t < static_cast<size_t>(end); ++t) {
+      row_lists_[t].clear();
+      if (!p.tasks[t].attend_all) list_rows(shape, p.tasks[t], row_lists_[t]);
+      scale_query(shape, p.tasks[t], p.scale, scaled_queries_.data() + t * group * dim);
+    }
+  });
   first_part_.assign(1, 0);
   for (size_t t = 0; t < tasks; ++t) {
     const int64_t rows = p.tasks[t].attend_all ? p.tasks[t].context_tokens
@@ -65,8 +69,7 @@ void CpuOps::attend(const AttendParams& p) {
   const int64_t part_floats = int64_t{group} * (2 + dim);
   partial_.resize(std::max(partial_.size(), static_cast<size_t>(num_parts * part_floats)));
 
-#pragma omp parallel for schedule(dynamic) num_threads(num_threads_)
-  for (int64_t part = 0; part < num_parts; ++part) {
+  pool_.run(num_parts, [&](int64_t part, int) {
     const auto t = static_cast<size_t>(
         std::upper_bound(first_part_.begin(), first_part_.end(), part) - first_part_.begin() - 1);
     const HeadTask& task = p.tasks[t];
@@ -91,10 +94,9 @@ void CpuOps::attend(const AttendParams& p) {
       simd_.attend_rows(shape.type, dim, group, rows, count, listed,
                         scaled_queries_.data() + t * group * dim, max, sum, acc);
     }
-  }
+  });
 
-#pragma omp parallel for schedule(static) num_threads(num_threads_) if (tasks >= 8)
-  for (size_t t = 0; t < tasks; ++t) {
+  const auto merge = [&](size_t t) {
     for (int g = 0; g < group; ++g) {
       float best = -INFINITY, total = 0;
       bool nan = false;
@@ -119,14 +121,16 @@ void CpuOps::attend(const AttendParams& p) {
         p.log_sum_exp[t * group + g] = nan ? NAN : best + std::log(total);
       }
     }
-  }
+  };
+  pool_.run_ranges(p.num_tasks, kMergeTasks, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) merge(static_cast<size_t>(t));
+  });
 }
 
 void CpuOps::full_scores(const FullScoreParams& p) {
   const KvShape& shape = p.shape;
   const int group = shape.group_size(), dim = shape.head_dim;
-#pragma omp parallel for schedule(dynamic) num_threads(num_threads_)
-  for (int64_t t = 0; t < p.num_tasks; ++t) {
+  pool_.run(p.num_tasks, [&](int64_t t, int) {
     const HeadTask& task = p.tasks[t];
     std::vector<float> query(static_cast<size_t>(group * dim));
     scale_query(shape, task, p.scale, query.data());
@@ -162,7 +166,7 @@ void CpuOps::full_scores(const FullScoreParams& p) {
       const auto at = static_cast<size_t>(g);
       p.log_sum_exp[t * group + g] = static_cast<float>(max[at] + std::log(sum[at]));
     }
-  }
+  });
 }
 
 }  // namespace clo

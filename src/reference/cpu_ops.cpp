@@ -16,15 +16,25 @@ namespace {
 // Up to this many rows the vector loops beat a blocked GEMM, and give each row the same result
 // whatever the batch.
 constexpr int64_t kSmallBatch = 16;
-// Work below this many bytes of weights is not worth waking threads for.
-constexpr int64_t kParallelBytes = 32 << 10;
+// The least bytes of weights that one thread takes at a time.
+constexpr int64_t kChunkBytes = 16 << 10;
+// Rows of activations that one thread takes at a time in loops that do little to each.
+constexpr int64_t kGrainRows = 16;
+constexpr int64_t kGrainExponentials = 2048;
+// The least block of a GEMM's result that one thread computes.
+constexpr int64_t kGemmRows = 64;
+constexpr int64_t kGemmWidth = 64;
 
 }  // namespace
 
+CpuOps::CpuOps(ThreadPool& pool)
+    : pool_(pool), simd_(simd_table()), tile_(static_cast<size_t>(pool.num_threads())) {}
+
 CpuOps::CpuOps(int num_threads)
-    : simd_(simd_table()), num_threads_(num_threads), tile_(static_cast<size_t>(num_threads)) {
-  CLO_CHECK(num_threads >= 1, num_threads);
-}
+    : own_pool_(std::make_unique<ThreadPool>(num_threads)),
+      pool_(*own_pool_),
+      simd_(simd_table()),
+      tile_(static_cast<size_t>(num_threads)) {}
 
 Status CpuOps::supports(const KvShape& shape) {
   if (shape.head_dim % 16 != 0 || shape.head_dim > kMaxHeadDim) {
@@ -45,8 +55,9 @@ Status CpuOps::supports(const KvShape& shape) {
 }
 
 std::string CpuOps::description() const {
-  return std::string("cpu (") + simd_.name + ", " + std::to_string(num_threads_) +
-         (num_threads_ == 1 ? " thread)" : " threads)");
+  const int threads = pool_.num_threads();
+  return std::string("cpu (") + simd_.name + ", " + std::to_string(threads) +
+         (threads == 1 ? " thread)" : " threads)");
 }
 
 int64_t CpuOps::scratch_bytes_for(const KvShape& shape, int64_t matrix_rows, int64_t matrix_cols,
@@ -73,8 +84,7 @@ void CpuOps::embed(const EmbedParams& p) {
 }
 
 void CpuOps::rms_norm(const RmsNormParams& p) {
-#pragma omp parallel for schedule(static) num_threads(num_threads_) if (p.num_rows >= 32)
-  for (int64_t r = 0; r < p.num_rows; ++r) {
+  const auto normalise = [&](int64_t r) {
     const float* x = p.x + r * p.stride;
     float* out = p.out + r * p.stride;
     float lanes[8] = {};
@@ -87,53 +97,65 @@ void CpuOps::rms_norm(const RmsNormParams& p) {
     for (; i < p.width; ++i) sum += x[i] * x[i];
     const float scale = 1.0f / std::sqrt(sum / static_cast<float>(p.width) + p.epsilon);
     for (i = 0; i < p.width; ++i) out[i] = x[i] * scale * p.weight[i];
-  }
+  };
+  pool_.run_ranges(p.num_rows, kGrainRows, [&](int64_t first, int64_t last) {
+    for (int64_t r = first; r < last; ++r) normalise(r);
+  });
 }
 
 void CpuOps::linear(const LinearParams& p) {
   const WeightView& w = p.weight;
   if (p.num_rows <= kSmallBatch) {
-    // Whole groups of 8 rows per thread, so that a row is always computed by the same tile.
-    const int64_t groups = divide_up(w.num_rows, 8);
-    const bool parallel = w.num_rows * w.num_cols * dtype_bytes(w.type) >= kParallelBytes;
-#pragma omp parallel num_threads(num_threads_) if (parallel)
-    {
-      const int64_t threads = omp_get_num_threads(), me = omp_get_thread_num();
-      const int64_t first = groups * me / threads * 8;
-      const int64_t last = std::min(groups * (me + 1) / threads * 8, w.num_rows);
+    // Whole groups of 8 rows, so that a row is always computed by the same tile.
+    const int64_t row_bytes = w.num_cols * dtype_bytes(w.type);
+    const int64_t grain = round_up(divide_up(kChunkBytes, row_bytes), 8);
+    pool_.run_ranges(w.num_rows, grain, [&](int64_t first, int64_t last) {
       simd_.linear(w.type, w.data, w.num_cols, first, last, p.x, p.num_rows, p.bias, p.out,
                    p.out_stride, p.accumulate);
-    }
+    });
     return;
   }
-  const float* weight = reinterpret_cast<const float*>(w.data);
-  if (w.type != DType::kF32) {
-    const int64_t count = w.num_rows * w.num_cols;
-    if (static_cast<int64_t>(weight_f32_.size()) < count) {
-      weight_f32_.resize(static_cast<size_t>(count));
+  if (w.type == DType::kF32) return gemm(p, reinterpret_cast<const float*>(w.data));
+  const int64_t count = w.num_rows * w.num_cols;
+  if (std::ssize(weight_f32_) < count) weight_f32_.resize(static_cast<size_t>(count));
+  pool_.run_ranges(w.num_rows, 8, [&](int64_t first, int64_t last) {
+    simd_.to_f32(w.type, w.data + first * w.num_cols * dtype_bytes(w.type),
+                 weight_f32_.data() + first * w.num_cols, (last - first) * w.num_cols);
+  });
+  gemm(p, weight_f32_.data());
+}
+
+void CpuOps::gemm(const LinearParams& p, const float* weight) {
+  // The library would start threads of its own, which spin after every call beside the pool's.
+  // So it is called from the pool's, with one thread each, for a block of the result: the rows
+  // of x are cut first, then the rows of the weight.
+  const int64_t cols = p.weight.num_cols, width = p.weight.num_rows;
+  const int64_t threads = pool_.num_threads();
+  const int64_t cuts_of_rows = std::clamp<int64_t>(p.num_rows / kGemmRows, 1, threads);
+  const int64_t cuts_of_width =
+      std::clamp<int64_t>(divide_up(threads, cuts_of_rows), 1, divide_up(width, kGemmWidth));
+  const int64_t block_rows = round_up(divide_up(p.num_rows, cuts_of_rows), 8);
+  const int64_t block_width = round_up(divide_up(width, cuts_of_width), 16);
+  const int64_t across = divide_up(width, block_width);
+  pool_.run(divide_up(p.num_rows, block_rows) * across, [&](int64_t chunk, int) {
+    const int64_t row = chunk / across * block_rows, column = chunk % across * block_width;
+    const int64_t rows = std::min(block_rows, p.num_rows - row);
+    const int64_t columns = std::min(block_width, width - column);
+    float* out = p.out + row * p.out_stride + column;
+    omp_set_num_threads(1);  // a setting of this thread alone
+    const dnnl_status_t status =
+        dnnl_sgemm('N', 'T', rows, columns, cols, 1.0f, p.x + row * cols, cols,
+                   weight + column * cols, cols, p.accumulate ? 1.0f : 0.0f, out, p.out_stride);
+    CLO_CHECK(status == dnnl_success, status, rows, columns, cols);
+    if (p.bias == nullptr) return;
+    for (int64_t r = 0; r < rows; ++r) {
+      for (int64_t n = 0; n < columns; ++n) out[r * p.out_stride + n] += p.bias[column + n];
     }
-#pragma omp parallel for schedule(static) num_threads(num_threads_)
-    for (int64_t r = 0; r < w.num_rows; ++r) {
-      simd_.to_f32(w.type, w.data + r * w.num_cols * dtype_bytes(w.type),
-                   weight_f32_.data() + r * w.num_cols, w.num_cols);
-    }
-    weight = weight_f32_.data();
-  }
-  omp_set_num_threads(num_threads_);
-  const dnnl_status_t status =
-      dnnl_sgemm('N', 'T', p.num_rows, w.num_rows, w.num_cols, 1.0f, p.x, w.num_cols, weight,
-                 w.num_cols, p.accumulate ? 1.0f : 0.0f, p.out, p.out_stride);
-  CLO_CHECK(status == dnnl_success, status, p.num_rows, w.num_rows, w.num_cols);
-  if (p.bias == nullptr) return;
-#pragma omp parallel for schedule(static) num_threads(num_threads_)
-  for (int64_t r = 0; r < p.num_rows; ++r) {
-    for (int64_t n = 0; n < w.num_rows; ++n) p.out[r * p.out_stride + n] += p.bias[n];
-  }
+  });
 }
 
 void CpuOps::rotary_table(const RotaryTableParams& p) {
-#pragma omp parallel for schedule(static) num_threads(num_threads_) if (p.num_rows >= 16)
-  for (int64_t r = 0; r < p.num_rows; ++r) {
+  const auto fill = [&](int64_t r) {
     float* cosine = p.cosine + r * p.half_dim;
     float* sine = p.sine + r * p.half_dim;
     for (int32_t i = 0; i < p.half_dim; ++i) {
@@ -143,13 +165,15 @@ void CpuOps::rotary_table(const RotaryTableParams& p) {
       cosine[i] = static_cast<float>(std::cos(static_cast<double>(angle))) * p.attention_factor;
       sine[i] = static_cast<float>(std::sin(static_cast<double>(angle))) * p.attention_factor;
     }
-  }
+  };
+  pool_.run_ranges(p.num_rows, kGrainRows, [&](int64_t first, int64_t last) {
+    for (int64_t r = first; r < last; ++r) fill(r);
+  });
 }
 
 void CpuOps::rotate(const RotateParams& p) {
   const int32_t half = p.head_dim / 2;
-#pragma omp parallel for schedule(static) num_threads(num_threads_) if (p.num_rows >= 16)
-  for (int64_t r = 0; r < p.num_rows; ++r) {
+  const auto rotate_row = [&](int64_t r) {
     const float* cosine = p.cosine + r * half;
     const float* sine = p.sine + r * half;
     for (int32_t h = 0; h < p.num_heads; ++h) {
@@ -166,15 +190,20 @@ void CpuOps::rotate(const RotateParams& p) {
         x[i + half] = b * cosine[i] + a * sine[i];
       }
     }
-  }
+  };
+  pool_.run_ranges(p.num_rows, kGrainRows, [&](int64_t first, int64_t last) {
+    for (int64_t r = first; r < last; ++r) rotate_row(r);
+  });
 }
 
 void CpuOps::gated_silu(const GatedSiluParams& p) {
-#pragma omp parallel for schedule(static) num_threads(num_threads_) if (p.num_rows >= 16)
-  for (int64_t r = 0; r < p.num_rows; ++r) {
-    const float* x = p.x + r * 2 * p.width;
-    simd_.gated_silu(x, x + p.width, p.out + r * p.width, p.width);
-  }
+  const int64_t grain = std::max<int64_t>(1, kGrainExponentials / std::max<int64_t>(1, p.width));
+  pool_.run_ranges(p.num_rows, grain, [&](int64_t first, int64_t last) {
+    for (int64_t r = first; r < last; ++r) {
+      const float* x = p.x + r * 2 * p.width;
+      simd_.gated_silu(x, x + p.width, p.out + r * p.width, p.width);
+    }
+  });
 }
 
 }  // namespace clo

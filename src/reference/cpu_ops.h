@@ -1,11 +1,12 @@
 #pragma once
 // Ops on the CPU: the backend of machines without a GPU and the oracle for the kernels. "Device"
 // memory is the device arena; these loops read rows only through the views they are given.
-// Owned by the engine, called from its thread; each call uses `num_threads` OpenMP threads.
+// Owned by the engine, called from its thread; loops that are worth it run on the pool's threads.
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "base/thread_pool.h"
 #include "clo/result.h"
 #include "ops/ops.h"
 #include "reference/simd.h"
@@ -14,7 +15,9 @@ namespace clo {
 
 class CpuOps final : public Ops {
  public:
-  // Requires: num_threads >= 1.
+  // `pool` outlives this.
+  explicit CpuOps(ThreadPool& pool);
+  // With a pool of its own: as an oracle, away from an engine. Requires: num_threads >= 1.
   explicit CpuOps(int num_threads);
 
   // head_dim and group size that the loops are cut for. Fails: kUnsupported, naming the limit.
@@ -41,8 +44,12 @@ class CpuOps final : public Ops {
                                    int64_t step_rows, int64_t context_tokens, int64_t batch);
 
  private:
+  // x weight^T for many rows, by the GEMM library: weight [num_rows, num_cols] in f32.
+  void gemm(const LinearParams& params, const float* weight);
+
+  std::unique_ptr<ThreadPool> own_pool_;
+  ThreadPool& pool_;
   const SimdTable& simd_;
-  int num_threads_;
   std::vector<float> weight_f32_;                         // one weight matrix widened for a GEMM
   std::vector<float> packed_keys_, packed_values_;        // one page of every KV head
   std::vector<float> row_max_, row_sum_;                  // online softmax state of a prefill chunk

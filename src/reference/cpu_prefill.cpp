@@ -1,8 +1,6 @@
 // Prefill attention: a chunk of queries against all rows so far, page by page. Each page of each
 // KV head is widened and packed once for the whole chunk; query tiles then walk it with an online
 // softmax. Rows of evictable heads are streamed from the host store, resident ones from the device.
-#include <omp.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -59,58 +57,50 @@ void CpuOps::prefill_attention(const PrefillAttentionParams& p) {
   std::fill_n(row_sum_.begin(), p.num_tokens * num_heads, 0.0f);
   std::memset(p.out, 0, sizeof(float) * static_cast<size_t>(p.num_tokens * out_stride));
 
-#pragma omp parallel num_threads(num_threads_)
-  {
-    float* scores = tile_[static_cast<size_t>(omp_get_thread_num())].data();
-    for (int64_t page = 0; page < num_pages; ++page) {
-      const int64_t page_begin = page * kPageTokens;
-      const int count = static_cast<int>(std::min<int64_t>(kPageTokens, end - page_begin));
-#pragma omp for schedule(static)
-      for (int32_t head = 0; head < shape.num_kv_heads; ++head) {
-        const HeadCacheView& cache = p.sequence.heads[head];
-        const std::byte* rows =
-            cache.is_resident()
-                ? cache.resident + page_begin * shape.row_bytes()
-                : p.sequence.host_rows[page] + int64_t{head} * kPageTokens * shape.row_bytes();
-        pack_page(simd_, shape, rows, count, packed_keys_.data() + page_floats * head,
-                  packed_values_.data() + page_floats * head);
+  for (int64_t page = 0; page < num_pages; ++page) {
+    const int64_t page_begin = page * kPageTokens;
+    const int count = static_cast<int>(std::min<int64_t>(kPageTokens, end - page_begin));
+    pool_.run(shape.num_kv_heads, [&](int64_t head, int) {
+      const HeadCacheView& cache = p.sequence.heads[head];
+      const std::byte* rows =
+          cache.is_resident() ? cache.resident + page_begin * shape.row_bytes()
+                              : p.sequence.host_rows[page] + head * kPageTokens * shape.row_bytes();
+      pack_page(simd_, shape, rows, count, packed_keys_.data() + page_floats * head,
+                packed_values_.data() + page_floats * head);
+    });
+    pool_.run(num_heads * tiles, [&](int64_t chunk, int thread) {
+      const int64_t head = chunk / tiles, first = chunk % tiles * kTileQueries;
+      const int rows = static_cast<int>(std::min<int64_t>(kTileQueries, p.num_tokens - first));
+      if (p.first_token + first + rows <= page_begin) return;  // all masked
+      const int64_t kv_head = head / shape.group_size();
+      int limit[kTileQueries];
+      float rescale[kTileQueries];
+      int longest = 0;
+      for (int r = 0; r < rows; ++r) {
+        limit[r] = static_cast<int>(
+            std::clamp<int64_t>(p.first_token + first + r + 1 - page_begin, 0, count));
+        longest = std::max(longest, limit[r]);
       }
-#pragma omp for schedule(dynamic) collapse(2)
-      for (int64_t head = 0; head < num_heads; ++head) {
-        for (int64_t tile = 0; tile < tiles; ++tile) {
-          const int64_t first = tile * kTileQueries;
-          const int rows = static_cast<int>(std::min<int64_t>(kTileQueries, p.num_tokens - first));
-          if (p.first_token + first + rows <= page_begin) continue;  // all masked
-          const int64_t kv_head = head / shape.group_size();
-          int limit[kTileQueries];
-          float rescale[kTileQueries];
-          int longest = 0;
-          for (int r = 0; r < rows; ++r) {
-            limit[r] = static_cast<int>(
-                std::clamp<int64_t>(p.first_token + first + r + 1 - page_begin, 0, count));
-            longest = std::max(longest, limit[r]);
-          }
-          const int keys = static_cast<int>(round_up(longest, kStripKeys));
-          float* max = row_max_.data() + head * p.num_tokens + first;
-          float* sum = row_sum_.data() + head * p.num_tokens + first;
-          simd_.score_tile(p.queries + first * p.query_stride + head * dim, p.query_stride, rows,
-                           packed_keys_.data() + page_floats * kv_head, dim, keys, p.scale, scores);
-          simd_.softmax_tile(scores, rows, keys, limit, max, sum, rescale);
-          simd_.value_tile(scores, rows, keys, rescale,
-                           packed_values_.data() + page_floats * kv_head, dim,
-                           p.out + first * out_stride + head * dim, out_stride);
-        }
-      }
-    }
-#pragma omp for schedule(static)
-    for (int64_t t = 0; t < p.num_tokens; ++t) {
+      const int keys = static_cast<int>(round_up(longest, kStripKeys));
+      float* scores = tile_[static_cast<size_t>(thread)].data();
+      float* max = row_max_.data() + head * p.num_tokens + first;
+      float* sum = row_sum_.data() + head * p.num_tokens + first;
+      simd_.score_tile(p.queries + first * p.query_stride + head * dim, p.query_stride, rows,
+                       packed_keys_.data() + page_floats * kv_head, dim, keys, p.scale, scores);
+      simd_.softmax_tile(scores, rows, keys, limit, max, sum, rescale);
+      simd_.value_tile(scores, rows, keys, rescale, packed_values_.data() + page_floats * kv_head,
+                       dim, p.out + first * out_stride + head * dim, out_stride);
+    });
+  }
+  pool_.run_ranges(p.num_tokens, 16, [&](int64_t begin, int64_t last) {
+    for (int64_t t = begin; t < last; ++t) {
       for (int64_t head = 0; head < num_heads; ++head) {
         const float scale = 1.0f / row_sum_[static_cast<size_t>(head * p.num_tokens + t)];
         float* out = p.out + t * out_stride + head * dim;
         for (int d = 0; d < dim; ++d) out[d] *= scale;
       }
     }
-  }
+  });
 }
 
 }  // namespace clo

@@ -1,7 +1,5 @@
 // Choosing sets: cosine against labels, and the num_select best candidates in token order. Among
 // equal scores the lower token wins, so every backend chooses the same set.
-#include <omp.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -169,18 +167,17 @@ void CpuOps::cosine(const CosineParams& p) {
 }
 
 void CpuOps::select(const SelectParams& p) {
-#pragma omp parallel for schedule(dynamic) num_threads(num_threads_)
-  for (int64_t t = 0; t < p.num_tasks; ++t) {
+  pool_.run(p.num_tasks, [&](int64_t t, int) {
     const SelectTask& task = p.tasks[t];
     static thread_local Scratch scratch;
     const int64_t count = task.end_candidate - task.first_candidate;
     CLO_CHECK(task.num_select >= 0 && task.num_select <= count, task.num_select, count);
-    if (task.num_select == 0) continue;
+    if (task.num_select == 0) return;
     if (task.num_select == count) {
       for (int64_t i = 0; i < count; ++i) {
         task.tokens[i] = static_cast<int32_t>(task.first_candidate + i);
       }
-      continue;
+      return;
     }
     switch (task.kind) {
       case SelectKind::kHash:
@@ -193,7 +190,7 @@ void CpuOps::select(const SelectParams& p) {
         select_random(task, scratch);
         break;
     }
-  }
+  });
 }
 
 }  // namespace clo

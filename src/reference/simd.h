@@ -58,8 +58,9 @@ struct SimdTable {
                   int group, uint16_t* distances, uint32_t* histogram);
 
   void (*gated_silu)(const float* gate, const float* up, float* out, int64_t count);
-  // In place: the fast Walsh-Hadamard transform of `width` values (a power of two, >= 8).
-  void (*hadamard)(float* x, int width);
+  // In place: signs flipped where a bit of `signs` [width / 32] is set, then the fast
+  // Walsh-Hadamard transform of `width` values (a power of two, >= 32).
+  void (*hadamard)(float* x, const uint32_t* signs, int width);
 };
 
 const SimdTable& simd_baseline();

@@ -18,6 +18,7 @@ typedef uint32_t U8 __attribute__((vector_size(32)));
 typedef uint16_t H8 __attribute__((vector_size(16)));
 
 #define CLO_INLINE inline __attribute__((always_inline))
+#define CLO_APART __attribute__((noinline))
 
 CLO_INLINE F8 load8(const float* p) {
   F8 v;
@@ -44,6 +45,35 @@ CLO_INLINE F8 load8_as(const std::byte* p) {
   F8 v;
   __builtin_memcpy(&v, p, sizeof v);
   return v;
+}
+// Sixteen values as two vectors, in the order that is cheapest to widen: for bf16 those of even and
+// those of odd index (one load, one shift, one mask), for f32 as they lie. in_pairs() brings
+// sixteen floats into the same order and from_pairs() back.
+template <DType T>
+CLO_INLINE void load_pair_as(const std::byte* p, F8& a, F8& b) {
+  if constexpr (T == DType::kBF16) {
+    U8 both;
+    __builtin_memcpy(&both, p, sizeof both);
+    a = (F8)(both << 16);
+    b = (F8)(both & 0xFFFF0000u);
+  } else {
+    __builtin_memcpy(&a, p, sizeof a);
+    __builtin_memcpy(&b, p + sizeof a, sizeof b);
+  }
+}
+template <DType T>
+CLO_INLINE void in_pairs(F8& a, F8& b) {
+  if constexpr (T != DType::kBF16) return;
+  const F8 even = __builtin_shuffle(a, b, I8{0, 2, 4, 6, 8, 10, 12, 14});
+  b = __builtin_shuffle(a, b, I8{1, 3, 5, 7, 9, 11, 13, 15});
+  a = even;
+}
+template <DType T>
+CLO_INLINE void from_pairs(F8& a, F8& b) {
+  if constexpr (T != DType::kBF16) return;
+  const F8 first = __builtin_shuffle(a, b, I8{0, 8, 1, 9, 2, 10, 3, 11});
+  b = __builtin_shuffle(a, b, I8{4, 12, 5, 13, 6, 14, 7, 15});
+  a = first;
 }
 template <DType T>
 inline constexpr int kBytes = T == DType::kF32 ? 4 : 2;

@@ -18,6 +18,11 @@ int64_t num_dense_heads(const PolicyOptions& policy, const KvShape& shape) {
   return int64_t{num_dense_layers(policy, shape)} * shape.num_kv_heads;
 }
 
+bool reads_codes(const PolicyOptions& policy, const KvShape& shape) {
+  return policy.select == Select::kHash && shape.code_bits > 0 &&
+         num_dense_layers(policy, shape) < shape.num_layers;
+}
+
 int64_t num_fixed_persistent_heads(const PolicyOptions& policy, const KvShape& shape) {
   const auto chosen = choose_resident_heads(policy, shape, {}, 0);
   if (!chosen) return 0;
@@ -45,6 +50,13 @@ Result<std::vector<uint8_t>> choose_resident_heads(const PolicyOptions& policy,
       std::fill(resident.begin(), resident.end(), 1);
       break;
     case PolicyOptions::Persistent::kPerLayer: {
+      if (policy.persistent_per_layer > heads) {
+        return Error{ErrorCode::kBadFlag,
+                     "expected at most " + std::to_string(heads) +
+                         ", the model's KV heads per layer, or all; found " +
+                         std::to_string(policy.persistent_per_layer),
+                     "--persistent-heads"};
+      }
       std::vector<int32_t> taken(static_cast<size_t>(shape.num_layers), 0);
       for (const size_t i : order) {
         if (resident[i] || taken[i / heads] >= policy.persistent_per_layer) continue;

@@ -8,7 +8,7 @@ namespace {
 
 class MemcpyEngine final : public TransferEngine {
  public:
-  explicit MemcpyEngine(int num_threads) : num_threads_(num_threads) {}
+  explicit MemcpyEngine(ThreadPool& pool) : pool_(pool) {}
 
   std::string name() const override { return "memcpy"; }
 
@@ -18,17 +18,18 @@ class MemcpyEngine final : public TransferEngine {
     const int64_t count = std::ssize(moves);
     const RowMove* list = moves.data();
     const auto bytes = static_cast<size_t>(row_bytes);
-    // Below this many rows a second thread costs more than it saves.
-    constexpr int64_t kParallelRows = 256;
-#pragma omp parallel for schedule(static) num_threads(num_threads_) if (count >= kParallelRows)
-    for (int64_t i = 0; i < count; ++i) {
-      if (i + kAhead < count) {
-        for (int64_t at = 0; at < row_bytes; at += 64) {
-          __builtin_prefetch(list[i + kAhead].source + at);
+    // Fewer rows than this are not worth a second thread.
+    constexpr int64_t kGrainRows = 128;
+    pool_.run_ranges(count, kGrainRows, [&](int64_t first, int64_t last) {
+      for (int64_t i = first; i < last; ++i) {
+        if (i + kAhead < count) {
+          for (int64_t at = 0; at < row_bytes; at += 64) {
+            __builtin_prefetch(list[i + kAhead].source + at);
+          }
         }
+        std::memcpy(list[i].target, list[i].source, bytes);
       }
-      std::memcpy(list[i].target, list[i].source, bytes);
-    }
+    });
   }
 
   void upload(std::byte* target, const void* source, int64_t num_bytes) override {
@@ -39,13 +40,13 @@ class MemcpyEngine final : public TransferEngine {
   }
 
  private:
-  int num_threads_;
+  ThreadPool& pool_;
 };
 
 }  // namespace
 
-std::unique_ptr<TransferEngine> make_memcpy_engine(int num_threads) {
-  return std::make_unique<MemcpyEngine>(num_threads);
+std::unique_ptr<TransferEngine> make_memcpy_engine(ThreadPool& pool) {
+  return std::make_unique<MemcpyEngine>(pool);
 }
 
 }  // namespace clo

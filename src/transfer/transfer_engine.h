@@ -7,6 +7,8 @@
 #include <span>
 #include <string>
 
+#include "base/thread_pool.h"
+
 namespace clo {
 
 struct RowMove {
@@ -27,7 +29,7 @@ class TransferEngine {
   virtual void fill(std::byte* target, uint8_t value, int64_t num_bytes) = 0;
 };
 
-// Plain copies by `num_threads` threads: the engine of the CPU backend.
-std::unique_ptr<TransferEngine> make_memcpy_engine(int num_threads);
+// Plain copies by the threads of `pool`, which outlives the engine: that of the CPU backend.
+std::unique_ptr<TransferEngine> make_memcpy_engine(ThreadPool& pool);
 
 }  // namespace clo

@@ -66,6 +66,8 @@ CASES = {
                                ["--persistent-heads", "99:0", "0 to 7"]),
     "persistent_head_negative": (["-p", "x", "--persistent-heads", "0:-1"],
                                  ["--persistent-heads", "0:-1"]),
+    "persistent_heads_too_many": (["-p", "x", "--persistent-heads", "3"],
+                                  ["--persistent-heads", "at most 2", "3"]),
     "persistent_heads_text": (["-p", "x", "--persistent-heads", "most"],
                               ["--persistent-heads", "most"]),
     "dense_layers_beyond": (["-p", "x", "--dense-layers", "9"], ["--dense-layers", "8", "9"]),

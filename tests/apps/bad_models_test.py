@@ -244,6 +244,19 @@ class Config(Case):
         self.succeeds("inspect", "-m", model)
 
 
+class GenerationConfig(Case):
+    """Values the sampler has no use for are the file's fault, not a flag's."""
+
+    FILE = "generation_config.json"
+
+    test_temperature = bad_model("llama3", FILE, "temperature", "1000")(
+        overwrite(FILE, b'{"do_sample": true, "temperature": 1000}'))
+    test_top_p = bad_model("llama3", FILE, "top_p", "above 0")(
+        overwrite(FILE, b'{"do_sample": true, "top_p": 0}'))
+    test_penalty = bad_model("llama3", FILE, "repetition_penalty")(
+        overwrite(FILE, b'{"do_sample": true, "repetition_penalty": 500.0}'))
+
+
 class TokenizerFiles(Case):
     FILE = "tokenizer.json"
 

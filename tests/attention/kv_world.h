@@ -55,7 +55,7 @@ struct KvWorld {
   KvWorld(const KvShape& kv_shape, int64_t device_bytes, int64_t host_pages)
       : shape(kv_shape),
         ops(1),
-        transfer(make_memcpy_engine(1)),
+        transfer(make_memcpy_engine(pool)),
         device(Arena::create("device", device_bytes, ErrorCode::kDeviceMemory).value()),
         store(HostStore::create(shape, HostLayout{shape, 1}.page_bytes() * host_pages).value()),
         codes(store, device),
@@ -85,6 +85,7 @@ struct KvWorld {
   int64_t pages_in_use() const { return store.used_pages() - store.unreferenced_pages(); }
 
   KvShape shape;
+  ThreadPool pool{1};
   WatchedOps ops;
   std::unique_ptr<TransferEngine> transfer;
   Arena device;
@@ -118,7 +119,7 @@ inline PolicyOptions arbitrary_policy(const KvShape& shape, bool with_label_age)
   policy.persistent = *rc::gen::element(
       PolicyOptions::Persistent::kFillBudget, PolicyOptions::Persistent::kPerLayer,
       PolicyOptions::Persistent::kList, PolicyOptions::Persistent::kAll);
-  policy.persistent_per_layer = *rc::gen::inRange(0, 3);
+  policy.persistent_per_layer = *rc::gen::inRange(0, shape.num_kv_heads + 1);
   if (policy.persistent == PolicyOptions::Persistent::kList) {
     policy.persistent_heads = {{0, *rc::gen::inRange(0, shape.num_kv_heads)}};
   }

@@ -45,6 +45,7 @@ std::vector<int32_t> prompt_of(int which, int64_t length) {
 struct Live {
   std::unique_ptr<SequenceKv> kv;
   std::vector<int32_t> tokens;
+  bool shares = true;
 };
 
 std::vector<PageId> pages_of(const KvWorld& world, SequenceKv& kv) {
@@ -70,11 +71,18 @@ void check_pages(KvWorld& world, std::vector<Live>& live) {
       for (int32_t layer = 0; layer < world.shape.num_layers; ++layer) {
         const SequenceLayerView view = kv.layer_view(layer);
         RC_ASSERT(view.host_rows[p] == world.store.rows(layer, pages[p]));
-        if (world.shape.code_bits > 0) {
+        if (sequence.shares && world.shape.code_bits > 0) {
           RC_ASSERT(view.host_codes[p] == world.store.codes(layer, pages[p]));
-          RC_ASSERT(world.device.contains(view.device_codes[p]));
         }
       }
+    }
+    // Codes are where somebody will read them, and nowhere else.
+    const SequenceLayerView view = kv.layer_view(0);
+    RC_ASSERT((view.host_codes != nullptr) == (sequence.shares && world.shape.code_bits > 0));
+    RC_ASSERT((view.device_codes != nullptr) == reads_codes(kv.policy(), world.shape));
+    for (int64_t p = 0; view.device_codes != nullptr && p * kPageTokens < kv.capacity_tokens();
+         ++p) {
+      RC_ASSERT(world.device.contains(view.device_codes[p]));
     }
   }
   // A page has as many references as sequences use it; shared ones are published.
@@ -120,6 +128,7 @@ int64_t planned_bytes(const KvShape& shape, const SequenceKv::Options& options) 
     input.num_persistent_heads = options.num_budget_heads;
   }
   input.host_copy = options.host_copy;
+  input.device_codes = reads_codes(options.policy, shape);
   return sketch_memory(input).device_bytes;
 }
 
@@ -158,7 +167,7 @@ void create_one(KvWorld& world, std::vector<Live>& live) {
   RC_ASSERT(kv.reused_tokens() < std::ssize(prompt));  // the last token is always computed
   RC_ASSERT((kv.layer_view(0).host_rows != nullptr) ==
             SequenceKv::needs_host_copy(world.system, options));
-  live.push_back({std::move(*made), prompt});
+  live.push_back({std::move(*made), prompt, options.host_copy});
 }
 
 RC_GTEST_PROP(SequenceKv, CreateAndDestroyBalance, ()) {
@@ -177,7 +186,7 @@ RC_GTEST_PROP(SequenceKv, CreateAndDestroyBalance, ()) {
         const int64_t count = std::min(*rc::gen::element<int64_t>(1, 100, 256, 600, 700),
                                        std::ssize(sequence.tokens) - sequence.kv->num_tokens());
         sequence.kv->advance(std::max<int64_t>(0, count));
-        if (*rc::gen::element(true, true, false)) {
+        if (sequence.shares && *rc::gen::element(true, true, false)) {
           sequence.kv->publish(
               std::span(sequence.tokens).first(static_cast<size_t>(sequence.kv->num_tokens())));
         }
@@ -266,6 +275,59 @@ TEST(SequenceKv, AListedHeadThatDoesNotExistIsRefused) {
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().code, ErrorCode::kBadFlag);
   EXPECT_TRUE(Snapshot(world) == before);
+}
+
+// A dense sequence reads no codes: none are reserved on the device, in its own bytes and in the
+// arena's. Its pages still hold them when others may share those, and not otherwise.
+TEST(SequenceKv, CodesAreOnTheDeviceOnlyForHashSelection) {
+  const KvShape shape{2, 4, 2, 16, DType::kF32, 128};
+  const int64_t code_bytes = 3 * kPageTokens * shape.token_code_bytes();
+  for (const bool host_copy : {true, false}) {
+    std::map<Select, int64_t> bytes;
+    for (const Select select : {Select::kNone, Select::kHash, Select::kExact, Select::kRandom}) {
+      KvWorld world(shape, 100000000, 4);
+      SequenceKv::Options options;
+      options.capacity_tokens = 700;
+      options.host_copy = host_copy;
+      options.policy.select = select;
+      options.policy.persistent = PolicyOptions::Persistent::kAll;
+      const auto kv = SequenceKv::create(world.system, options).value();
+      bytes[select] = kv->device_kv_bytes();
+      EXPECT_EQ(world.device.used_bytes(), kv->device_kv_bytes());
+      EXPECT_EQ(SequenceKv::device_bytes(world.system, options), kv->device_kv_bytes());
+      EXPECT_EQ(kv->layer_view(0).device_codes != nullptr, select == Select::kHash);
+      EXPECT_EQ(kv->layer_view(0).host_codes != nullptr, host_copy);
+      EXPECT_EQ(kv->layer_view(0).host_rows != nullptr, host_copy);
+    }
+    EXPECT_EQ(bytes[Select::kHash] - bytes[Select::kExact], code_bytes);
+    EXPECT_EQ(bytes[Select::kRandom], bytes[Select::kExact]);
+    EXPECT_EQ(bytes[Select::kNone], bytes[Select::kExact]);
+  }
+}
+
+// Codes that a dense sequence left in its pages serve a hash sequence that shares them.
+TEST(SequenceKv, AHashSequenceFindsTheCodesOfADenseOnesPages) {
+  const KvShape shape{1, 1, 1, 16, DType::kF32, 64};
+  KvWorld world(shape, 100000000, 4);
+  const std::vector<int32_t> prompt = prompt_of(0, 300);
+  SequenceKv::Options options;
+  options.prompt = prompt;
+  options.capacity_tokens = 400;
+  options.policy.select = Select::kNone;
+  {
+    auto dense = SequenceKv::create(world.system, options).value();
+    for (int64_t t = 0; t < kPageTokens; ++t) {
+      dense->layer_view(0).host_codes[0][t] = static_cast<uint64_t>(t) * 3;
+    }
+    dense->advance(300);
+    dense->publish(prompt);
+  }
+  options.policy.select = Select::kHash;
+  auto hash = SequenceKv::create(world.system, options).value();
+  ASSERT_EQ(hash->reused_tokens(), kPageTokens);
+  for (int64_t t = 0; t < kPageTokens; ++t) {
+    ASSERT_EQ(hash->layer_view(0).device_codes[0][t], static_cast<uint64_t>(t) * 3);
+  }
 }
 
 // A prefix is useful only from its first page on, so the last page of a finished sequence must be

@@ -68,6 +68,12 @@ TEST(GenerationConfig, NamesWhatIsOutOfRange) {
   expect_refused(parse("{\"top_p\":1.5}"), bad, {"top_p", "1.5"});
   expect_refused(parse("{\"min_p\":-1}"), bad, {"min_p", "-1"});
   expect_refused(parse("{\"repetition_penalty\":0}"), bad, {"repetition_penalty"});
+  // What the sampler would refuse as a flag is the file's fault, and is named as such.
+  expect_refused(parse("{\"temperature\":100.5}"), bad, {"temperature", "100.5", "100"});
+  expect_refused(parse("{\"top_p\":0}"), bad, {"top_p", "above 0"});
+  expect_refused(parse("{\"top_p\":1e-60}"), bad, {"top_p", "above 0"});
+  expect_refused(parse("{\"repetition_penalty\":-1}"), bad, {"repetition_penalty", "-1"});
+  expect_refused(parse("{\"repetition_penalty\":101}"), bad, {"repetition_penalty", "101"});
   expect_refused(parse("{\"top_k\":-1}"), bad, {"top_k", "-1"});
   expect_refused(parse("{\"top_k\":2147483648}"), bad, {"top_k", "2147483648"});
   expect_refused(parse("{\"top_k\":1.5}"), bad, {"top_k", "integer"});

@@ -33,6 +33,7 @@ PlanInput arbitrary_input() {
   input.num_persistent_heads = *rc::gen::inRange<int64_t>(0, heads - input.num_dense_heads + 1);
   input.fill_budget = *rc::gen::arbitrary<bool>();
   input.host_copy = *rc::gen::arbitrary<bool>();
+  input.device_codes = *rc::gen::arbitrary<bool>();
   return input;
 }
 
@@ -78,12 +79,13 @@ RC_GTEST_PROP(MemoryPlan, SumsAreTheSumsOfTheRows, ()) {
   RC_ASSERT(row_bytes(plan, "dense layers") == input.batch * input.num_dense_heads * resident);
   RC_ASSERT(row_bytes(plan, "persistent heads") ==
             input.batch * plan.num_persistent_heads * resident);
-  // Sequences hold their codes on the device whether or not their rows have a host copy.
-  RC_ASSERT(row_bytes(plan, "key codes") == input.batch * tokens * shape.token_code_bytes());
+  // Codes: on the device for those who choose by them, in the host store for those who may share.
+  const int64_t codes = input.batch * tokens * shape.token_code_bytes();
+  RC_ASSERT(row_bytes(plan, "key codes") == (input.device_codes ? codes : 0));
   const bool host_pages = input.host_copy || plan.num_resident_heads < heads;
-  RC_ASSERT(
-      row_bytes(plan, "host store") ==
-      (host_pages ? input.batch * tokens * (shape.token_bytes() + shape.token_code_bytes()) : 0));
+  RC_ASSERT(row_bytes(plan, "host store") ==
+            (host_pages ? input.batch * tokens * shape.token_bytes() : 0) +
+                (input.host_copy ? codes : 0));
 }
 
 RC_GTEST_PROP(MemoryPlan, ABiggerBudgetNeverHoldsFewerHeads, ()) {

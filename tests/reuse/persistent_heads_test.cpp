@@ -52,13 +52,45 @@ TEST(PersistentHeads, PerLayerTakesTheHardestOfEachLayer) {
   EXPECT_EQ(choose(policy, {.1f, .2f, .9f, .3f, .5f, .5f}), (Flags{0, 1, 1, 0, 1, 0}));
   policy.persistent_per_layer = 0;
   EXPECT_EQ(choose(policy), Flags(6, 0));
-  policy.persistent_per_layer = 7;
-  EXPECT_EQ(choose(policy), Flags(6, 1));
   // A dense layer's heads are there anyway and use nothing of the count.
   policy.persistent_per_layer = 1;
   policy.dense_layers = 1;
   EXPECT_EQ(choose(policy, {.1f, .2f, .9f, .3f, .4f, .5f}), (Flags{1, 1, 1, 0, 0, 1}));
   EXPECT_EQ(num_fixed_persistent_heads(policy, kShape), 2);
+}
+
+TEST(PersistentHeads, MorePerLayerThanThereAreIsRefused) {
+  PolicyOptions policy = policy_of(Persistent::kPerLayer);
+  policy.persistent_per_layer = kShape.num_kv_heads;
+  EXPECT_EQ(choose(policy), Flags(6, 1));
+  policy.persistent_per_layer = kShape.num_kv_heads + 1;
+  const auto refused = choose_resident_heads(policy, kShape, {}, 0);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code, ErrorCode::kBadFlag);
+  EXPECT_EQ(refused.error().where, "--persistent-heads");
+  EXPECT_NE(refused.error().message.find("at most 2"), std::string::npos);
+  EXPECT_NE(refused.error().message.find("found 3"), std::string::npos);
+}
+
+TEST(PersistentHeads, OnlyHashSelectionInSomeLayerReadsCodes) {
+  KvShape shape = kShape;
+  shape.code_bits = 128;
+  PolicyOptions policy = policy_of(Persistent::kAll);
+  policy.dense_layers = 0;
+  for (const Select select : {Select::kNone, Select::kHash, Select::kExact, Select::kRandom}) {
+    policy.select = select;
+    EXPECT_EQ(reads_codes(policy, shape), select == Select::kHash);
+  }
+  policy.select = Select::kHash;
+  policy.dense_layers = shape.num_layers - 1;
+  EXPECT_TRUE(reads_codes(policy, shape));
+  for (const int32_t dense : {shape.num_layers, -1}) {
+    policy.dense_layers = dense;
+    EXPECT_FALSE(reads_codes(policy, shape));
+  }
+  policy.dense_layers = 0;
+  shape.code_bits = 0;
+  EXPECT_FALSE(reads_codes(policy, shape));
 }
 
 TEST(PersistentHeads, AListNamesThem) {

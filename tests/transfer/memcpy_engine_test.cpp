@@ -36,7 +36,8 @@ bool moves_exactly(int num_threads, int64_t count, int64_t row_bytes, uint64_t s
     std::memcpy(expected.data() + to * row_bytes, source.data() + from * row_bytes,
                 static_cast<size_t>(row_bytes));
   }
-  const auto engine = make_memcpy_engine(num_threads);
+  ThreadPool pool(num_threads);
+  const auto engine = make_memcpy_engine(pool);
   engine->fetch(moves, row_bytes);
   return target == expected && source == source_before;
 }
@@ -57,7 +58,8 @@ TEST(MemcpyEngine, AroundTheCountThatWakesThreads) {
 }
 
 TEST(MemcpyEngine, AnEmptyListIsNoWork) {
-  const auto engine = make_memcpy_engine(2);
+  ThreadPool pool(2);
+  const auto engine = make_memcpy_engine(pool);
   engine->fetch({}, 512);
   EXPECT_EQ(engine->name(), "memcpy");
 }
