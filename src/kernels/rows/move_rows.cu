@@ -1,5 +1,5 @@
 // Plain movement of rows, between device memory and mapped host memory or inside either. A few
-// blocks keep the link full (limits.md: 4 of 1024 threads with 128 bytes a thread on the way), so
+// blocks keep the link full (4 of 1024 threads with 128 bytes a thread on the way), so
 // that the multiprocessors stay with the kernels that compute.
 #include "base/check.h"
 #include "kernels/launch.cuh"
