@@ -15,6 +15,7 @@ namespace clo {
 PlanInput Engine::Impl::plan_input(const PolicyOptions& policy, int64_t capacity_tokens,
                                    int64_t batch) const {
   PlanInput input = clo::plan_input(config, options, shape, policy, capacity_tokens, batch);
+  if (cuda) input.device_overhead_bytes = cuda->overhead_bytes();
   if (store) input.host_budget_bytes = store->arena().budget_bytes();
   return input;
 }

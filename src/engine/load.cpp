@@ -94,7 +94,7 @@ Status Engine::Impl::take_device_memory() {
   int64_t device_bytes = options.device_memory_bytes;
   if (device_bytes == 0) {
     device_bytes =
-        std::max(most(*preset("dense")), most(options.policy)) + overhead_bytes +
+        std::max(most(*preset("dense")), most(options.policy)) +
         // Each sequence's blocks are rounded to the arena's alignment.
         options.max_batch * (divide_up(max_context, kPageTokens) + 2) * Arena::kAlignment;
     if (cuda) {

@@ -65,7 +65,8 @@ MemoryPlan sketch_memory(const PlanInput& input) {
   // later sequence, which may choose by them, can share the page.
   const int64_t all_codes = pages * kPageTokens * shape.token_code_bytes();
   const int64_t codes = input.device_codes ? all_codes : 0;
-  const int64_t fixed = input.weight_bytes + input.workspace_bytes + codes;
+  const int64_t fixed =
+      input.weight_bytes + input.workspace_bytes + codes + input.device_overhead_bytes;
 
   int64_t persistent = std::min(input.num_persistent_heads, all_heads - input.num_dense_heads);
   if (input.fill_budget && input.device_budget_bytes > 0) {
@@ -92,6 +93,9 @@ MemoryPlan sketch_memory(const PlanInput& input) {
   };
   add("weights", "device", input.weight_bytes, "--dtype");
   add("workspace", "device", input.workspace_bytes, "--prefill-chunk, --batch");
+  if (input.device_overhead_bytes > 0) {
+    add("CUDA context", "device", input.device_overhead_bytes, "(fixed)");
+  }
   add("key codes", "device", codes, "--bits");
   add("head caches", "device", input.batch * evictable * head.evictable,
       "--kv-ratio, --set-tokens, --recent, --max-label-age");

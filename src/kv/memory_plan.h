@@ -28,6 +28,7 @@ struct PlanInput {
   int64_t device_budget_bytes = 0;   // 0: as much as the plan needs
   int64_t host_budget_bytes = 0;     // 0: as much as the plan needs
   int64_t process_overhead_bytes = 0;
+  int64_t device_overhead_bytes = 0;  // a GPU's context, code and libraries; 0 on the CPU
 };
 
 struct PlanRow {
