@@ -281,6 +281,9 @@ Result<EngineOptions> EngineFlags::resolve() const {
     return bad_flag("--context", "at least 1 token", std::to_string(*context));
   }
   options.max_context_tokens = context.value_or(0);
+  if (prefill_chunk && *prefill_chunk == 0) {
+    return bad_flag("--prefill-chunk", "16 to 1048576 tokens", "0");
+  }
   if (prefill_chunk) options.prefill_chunk = *prefill_chunk;
   if (bits) options.code_bits = *bits;
   options.profile = profile;

@@ -36,7 +36,7 @@ struct ForcedReuse {
 
 class CudaBackend {
  public:
-  // Opens the device. Fails: kUnsupported (no CUDA in the build), kDeviceFault (no usable device).
+  // Opens the device. Fails: kDeviceFault (no CUDA in the build, or no usable device).
   static Result<std::unique_ptr<CudaBackend>> create(int host_threads);
   virtual ~CudaBackend() = default;
 

@@ -40,7 +40,8 @@ Result<DeviceFacts> device_facts() {
     (void)cudaGetLastError();
     if (facts.driver_version == 0) {
       return Error{ErrorCode::kDeviceFault,
-                   "no NVIDIA driver was found (libcuda.so.1); install one, or use --backend cpu",
+                   "the CUDA backend found no NVIDIA driver (libcuda.so.1); install one, or use "
+                   "--backend cpu",
                    "--backend"};
     }
     if (code == cudaErrorInsufficientDriver) {

@@ -123,6 +123,8 @@ class Commands(Case):
         self.refused(2, ["--model", "required"], "run", "-p", "x")
 
     def test_cuda_is_absent_by_name(self):
+        if "none:" not in self.clo("inspect", "-m", self.recall).out:
+            self.skipTest("this machine has a GPU")
         for command in (["run", "-p", "x"], ["inspect"], ["demo"], ["eval", "recall"],
                         ["bench", "decode"]):
             self.refused(5, ["CUDA", "--backend"], *command, "-m", self.recall, "--backend", "cuda")

@@ -35,7 +35,8 @@ class Inspect(Case):
         self.assertIn("74 of 74", self.fact(text, "tensors"))
         self.assertIn("4096 tokens", self.fact(text, "tokenizer"))
         self.assertEqual(self.fact(text, "chat template"), "yes")
-        self.assertIn("cuda: not part of this build", self.fact(text, "devices"))
+        self.assertRegex(self.fact(text, "gpu"), r"^none: .*CUDA|compute capability")
+        self.assertRegex(self.fact(text, "backend"), r"^(cpu|cuda)")
 
     def test_rope_scaling_is_shown(self):
         model = self.copy("recall")

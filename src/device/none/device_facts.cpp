@@ -4,7 +4,7 @@
 namespace clo {
 
 Result<DeviceFacts> device_facts() {
-  return Error{ErrorCode::kUnsupported,
+  return Error{ErrorCode::kDeviceFault,
                "this build has no CUDA backend: it was configured without a CUDA toolkit (12.8 or "
                "newer); install one and configure again, or use --backend cpu",
                "--backend"};
