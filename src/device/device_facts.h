@@ -26,8 +26,8 @@ struct DeviceFacts {
   std::vector<DeviceFeature> features;
 };
 
-// Fails: kDeviceFault when the build has no CUDA, there is no driver or device, the driver is too old
-// for the runtime, or the capability is below 8.0. Each message says which.
+// Fails: kDeviceFault when the build has no CUDA, there is no driver or device, the driver is too
+// old for the runtime, or the capability is below 8.0. Each message says which.
 Result<DeviceFacts> device_facts();
 
 // Bytes of device memory in use by all processes, as the driver's management library counts them;
