@@ -114,6 +114,7 @@ class Engine {
   // Runs one step: admits what fits, prefills one chunk, decodes one token of every running
   // sequence. False when there was nothing to do.
   bool step();
+  // Not from inside a request's own callbacks: there keep_going is the way.
   void cancel(RequestId id);
   // Whether Request::measure_mass is served: by the CPU backend alone.
   bool can_measure_mass() const;

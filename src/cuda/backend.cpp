@@ -1,7 +1,5 @@
 #include "cuda/backend.h"
 
-#include <cstdlib>
-
 #include "base/check.h"
 #include "base/try.h"
 #include "base/units.h"
@@ -97,11 +95,8 @@ BufferSizes buffer_sizes(const ModelConfig& config, const KvShape& shape,
 }  // namespace
 
 Result<std::unique_ptr<CudaBackend>> CudaBackend::create(int host_threads) {
-  // Kernels are loaded now rather than at first use: what they hold is then part of the overhead
-  // that the budget knows.
-  setenv("CUDA_MODULE_LOADING", "EAGER", 0);
-  const int64_t before = driver_used_bytes();
   CLO_ASSIGN(DeviceFacts facts, device_facts());
+  const int64_t before = driver_used_at_start();
   CLO_CUDA(cudaSetDevice(0));
   CLO_CUDA(cudaFree(nullptr));
   CLO_ASSIGN(auto transfer, CudaTransfer::create());
@@ -112,8 +107,10 @@ Result<std::unique_ptr<CudaBackend>> CudaBackend::create(int host_threads) {
   const int64_t overhead = before >= 0 && after >= before
                                ? after - before
                                : static_cast<int64_t>(total_bytes - free_bytes);
+  // What the libraries take later: their handles, plans and code, and the graphs.
+  constexpr int64_t kLibraryBytes = int64_t{128} << 20;
   return std::unique_ptr<CudaBackend>(std::make_unique<DeviceBackend>(
-      std::move(facts), std::move(transfer), overhead, host_threads));
+      std::move(facts), std::move(transfer), overhead + kLibraryBytes, host_threads));
 }
 
 Status CudaBackend::supports(const KvShape& shape) {
@@ -131,6 +128,15 @@ Status CudaBackend::supports(const KvShape& shape) {
   if (shape.group_size() > kernels::kMaxGroup) {
     return refuse("the CUDA backend takes at most " + std::to_string(kernels::kMaxGroup) +
                   " query heads per KV head, the model has " + std::to_string(shape.group_size()));
+  }
+  // What the refresh kernels' shared memory holds: codes of a group, a bin per distance.
+  constexpr int32_t kMaxGroupBits = 2048;
+  if (shape.group_size() * shape.code_bits > kMaxGroupBits) {
+    return refuse("the CUDA backend takes at most " +
+                  std::to_string(kMaxGroupBits / shape.group_size() / 64 * 64) +
+                  " bits per key with " + std::to_string(shape.group_size()) +
+                  " query heads per KV head, found " + std::to_string(shape.code_bits) +
+                  "; lower --bits");
   }
   return Ok{};
 }

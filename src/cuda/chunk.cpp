@@ -257,6 +257,8 @@ std::span<const float> CudaRunner::prefill(std::span<const int32_t> ids, Sequenc
     layer_done_[static_cast<size_t>(layer)].record(main_);
   }
   if (*abandoned) {
+    // Rows of a layer that will not be computed may still be on their way into a layer buffer.
+    copy_in_.synchronize();
     main_.synchronize();
     copy_out_.synchronize();
     return {};

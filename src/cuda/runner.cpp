@@ -7,6 +7,7 @@
 #include <atomic>
 #include <chrono>
 #include <cmath>
+#include <stdexcept>
 
 #include "base/check.h"
 #include "base/try.h"
@@ -174,7 +175,11 @@ void CudaRunner::upload_constants() {
   upload(buffers_.hashes, hashes.data(), hashes.size() * sizeof(HashParams));
 }
 
-CudaRunner::~CudaRunner() { (void)cudaStreamSynchronize(main_.get()); }
+CudaRunner::~CudaRunner() {
+  for (const Stream* stream : {&main_, &refresh_, &copy_out_, &copy_in_}) {
+    (void)cudaStreamSynchronize(stream->get());
+  }
+}
 
 void CudaRunner::begin(SequenceKv& sequence, const SamplingOptions& sampling) {
   CLO_CHECK(sequence.capacity_tokens() <= limits_.max_context_tokens, sequence.capacity_tokens(),
@@ -227,7 +232,7 @@ void CudaRunner::read_counters(SequenceKv& sequence) {
   }
 }
 
-void CudaRunner::launch(std::span<SequenceKv* const> rows) {
+void CudaRunner::launch(std::span<SequenceKv* const> rows, bool logits_wanted) {
   for (SequenceKv* sequence : rows) {
     if (sequence != nullptr) CLO_CHECK(slots_->is_active(*sequence));
   }
@@ -247,7 +252,7 @@ void CudaRunner::launch(std::span<SequenceKv* const> rows) {
   }
   exec.launch(main_);
   last_nodes_ = exec.num_nodes();
-  launched_.push_back({++step_, rows_});
+  launched_.push_back({++step_, rows_, logits_wanted});
 }
 
 void CudaRunner::check_fault() {
@@ -273,6 +278,9 @@ void CudaRunner::wait(uint32_t step) {
       // A fault of the device never sets the word: the stream tells.
       const cudaError_t state = cudaStreamQuery(main_.get());
       if (state != cudaErrorNotReady) CLO_CUDA(state);
+      if (state == cudaSuccess && !passed()) {
+        throw std::runtime_error("a decode step ended without its result");
+      }
       check_fault();
     }
   }
@@ -305,7 +313,7 @@ void CudaRunner::decode(std::span<const DecodeRow> rows, std::span<DecodeOutcome
         slots_->set_token(*row.sequence, row.token);
       }
     }
-    launch(wanted);
+    launch(wanted, need_logits);
   };
   if (launched_.empty()) launch_wanted();
   // One step ahead: its tokens come from this one, on the device.
@@ -316,7 +324,9 @@ void CudaRunner::decode(std::span<const DecodeRow> rows, std::span<DecodeOutcome
   launched_.pop_front();
   const auto* results = results_.as<kernels::StepResult>() +
                         int64_t{step.step % kernels::kResultRing} * limits_.max_batch;
-  if (need_logits) {
+  // A step launched ahead for others has sampled for itself, and a prefill may have used the
+  // logits' memory since.
+  if (step.logits_wanted) {
     CLO_CUDA(
         cudaMemcpyAsync(host_logits_.as<float>(), buffers_.logits,
                         step.rows.size() * static_cast<size_t>(weights_.config().vocab_size) * 4,
@@ -330,7 +340,7 @@ void CudaRunner::decode(std::span<const DecodeRow> rows, std::span<DecodeOutcome
     rows[i].sequence->advance(1);
     ++decoded_rows_[rows[i].sequence];
     DecodeOutcome& outcome = outcomes[i];
-    if (need_logits && launched_.empty()) {
+    if (step.logits_wanted) {
       outcome.kind = DecodeOutcome::Kind::kLogits;
       outcome.logits = {host_logits_.as<float>() + r * weights_.config().vocab_size,
                         static_cast<size_t>(weights_.config().vocab_size)};

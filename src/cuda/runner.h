@@ -78,6 +78,7 @@ class CudaRunner final : public Runner {
   struct Launched {
     uint32_t step = 0;
     std::vector<SequenceKv*> rows;
+    bool logits_wanted = false;  // nothing else has written the logits since
   };
   static constexpr size_t kMaxLaunched = 2;
 
@@ -105,7 +106,7 @@ class CudaRunner final : public Runner {
                     float* out);
   static const void* library_bias(const void* biases, const WeightView& weight, int32_t layer);
 
-  void launch(std::span<SequenceKv* const> rows);
+  void launch(std::span<SequenceKv* const> rows, bool logits_wanted);
   // Blocks: until the oldest launched step has finished.
   void wait(uint32_t step);
   void check_fault();

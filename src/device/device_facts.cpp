@@ -3,6 +3,8 @@
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
 
+#include <cstdlib>
+
 #include "device/cuda_error.h"
 
 namespace clo {
@@ -30,7 +32,18 @@ struct NvmlMemory {
 
 }  // namespace
 
+int64_t driver_used_at_start() {
+  static const int64_t used = [] {
+    // Kernels are loaded with the context rather than at first use: what they hold is then part of
+    // the overhead that a budget knows. The driver reads this once, when it is first called.
+    setenv("CUDA_MODULE_LOADING", "EAGER", 0);
+    return driver_used_bytes();
+  }();
+  return used;
+}
+
 Result<DeviceFacts> device_facts() {
+  (void)driver_used_at_start();
   DeviceFacts facts;
   (void)cudaDriverGetVersion(&facts.driver_version);
   (void)cudaRuntimeGetVersion(&facts.runtime_version);

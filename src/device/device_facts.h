@@ -33,5 +33,7 @@ Result<DeviceFacts> device_facts();
 // Bytes of device memory in use by all processes, as the driver's management library counts them;
 // -1 where it cannot be asked. What a budget is proved with.
 int64_t driver_used_bytes();
+// The same before this process opened the device: noted by the first device_facts().
+int64_t driver_used_at_start();
 
 }  // namespace clo

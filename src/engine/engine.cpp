@@ -46,12 +46,17 @@ Result<RequestId> Engine::submit(Request request) {
 }
 
 bool Engine::step() {
+  if (impl_->fault && !(impl_->running.empty() && impl_->queue.empty())) {
+    impl_->fail_all(impl_->fault->message);
+    impl_->remove_finished();
+    return true;
+  }
   bool any = false;
   try {
     any = impl_->admit();
     any = impl_->prefill_one() || any;
     any = impl_->decode_all() || any;
-  } catch (const std::runtime_error& error) {
+  } catch (const std::exception& error) {
     impl_->fail_all(error.what());
     any = true;
   }
@@ -63,7 +68,7 @@ bool Engine::can_measure_mass() const { return impl_->cuda == nullptr; }
 bool Engine::healthy() const { return !impl_->fault.has_value(); }
 
 void Engine::Impl::fail_all(const std::string& what) {
-  fault = Error{ErrorCode::kDeviceFault, "the device failed: " + what, ""};
+  if (!fault) fault = Error{ErrorCode::kDeviceFault, "the device failed: " + what, ""};
   for (auto& sequence : running) {
     if (sequence->kv) finish(*sequence, FinishReason::kError, fault);
   }
@@ -85,7 +90,11 @@ void Engine::Impl::release(Sequence& sequence) {
 void Engine::cancel(RequestId id) {
   for (auto& sequence : impl_->running) {
     if (sequence->id == id && sequence->kv) {
-      impl_->finish(*sequence, FinishReason::kCancelled);
+      try {
+        impl_->finish(*sequence, FinishReason::kCancelled);
+      } catch (const std::exception& error) {
+        impl_->fail_all(error.what());
+      }
       impl_->remove_finished();
       return;
     }

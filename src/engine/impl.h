@@ -77,14 +77,14 @@ struct Engine::Impl {
   GenerationConfig generation;
   KvShape shape;
   int64_t max_context = 0;
-  std::string backend_note;           // why a device that is there is not used
-  std::unique_ptr<CudaBackend> cuda;  // null: the CPU backend
-  std::unique_ptr<ThreadPool> pool;   // of ops and memcpy_engine; null: the CUDA backend
-  std::unique_ptr<CpuOps> ops;        // likewise
+  std::string backend_note;          // why a device that is there is not used
+  std::unique_ptr<ThreadPool> pool;  // of ops and memcpy_engine; null: the CUDA backend
+  std::unique_ptr<CpuOps> ops;       // likewise
   std::unique_ptr<TransferEngine> memcpy_engine;
   std::optional<Arena> cpu_arena;
   Arena* device = nullptr;
   std::unique_ptr<HostStore> store;
+  std::unique_ptr<CudaBackend> cuda;  // null: the CPU backend; it has pinned the store's memory
   std::unique_ptr<CodeCache> codes;
   std::unique_ptr<HashSigns> signs;
   std::unique_ptr<KvSystem> system;

@@ -65,6 +65,14 @@ Status Engine::Impl::build(const std::filesystem::path& dir) {
 
 Status Engine::Impl::build_memory(const TensorFiles& files) {
   if (options.backend == Backend::kCuda) {
+    constexpr int64_t kMaxVocabulary = int64_t{1} << 19;  // of the sampling kernels
+    if (config.vocab_size > kMaxVocabulary) {
+      return Error{ErrorCode::kUnsupported,
+                   "the CUDA backend takes vocabularies of up to " +
+                       std::to_string(kMaxVocabulary) + " tokens, the model has " +
+                       std::to_string(config.vocab_size) + "; use --backend cpu",
+                   "--backend"};
+    }
     CLO_ASSIGN(cuda, CudaBackend::create(options.threads));
   } else {
     pool = std::make_unique<ThreadPool>(options.threads);

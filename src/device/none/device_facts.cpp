@@ -11,5 +11,6 @@ Result<DeviceFacts> device_facts() {
 }
 
 int64_t driver_used_bytes() { return -1; }
+int64_t driver_used_at_start() { return -1; }
 
 }  // namespace clo
