@@ -78,7 +78,7 @@ CASES = {
     "threads_negative": (["-p", "x", "--threads", "-1"], ["--threads", "-1"]),
     "threads_beyond_int": (["-p", "x", "--threads", "4294967297"], ["--threads", "4294967297"]),
     "chunk_small": (["-p", "x", "--prefill-chunk", "1"], ["--prefill-chunk", "16"]),
-    "chunk_zero": (["-p", "x", "--prefill-chunk", "0"], ["--prefill-chunk", "found 0"]),
+    "chunk_zero": (["-p", "x", "--prefill-chunk", "0"], ["--prefill-chunk", 'found "0"']),
     "chunk_fraction": (["-p", "x", "--prefill-chunk", "51.2"], ["--prefill-chunk", "51.2"]),
     "context_zero": (["-p", "x", "--context", "0"], ["--context", "at least 1"]),
     "context_negative": (["-p", "x", "--context", "-5"], ["--context", "-5"]),
