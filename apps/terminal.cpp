@@ -51,7 +51,10 @@ std::string duration(double seconds) {
 void remember_command_line(int argc, char** argv) {
   typed_command = "clo";
   for (int i = 1; i < argc; ++i) {
-    const std::string word = argv[i];
+    std::string word = argv[i];
+    // Results travel: the folder they were written to says nothing to who reads them.
+    const std::string before = argv[i - 1];
+    if (before == "-o" || before == "--output") word = word.substr(word.find_last_of('/') + 1);
     const bool plain = !word.empty() && word.find_first_not_of(
                                             "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
                                             "0123456789-_=+./:,@%") == std::string::npos;

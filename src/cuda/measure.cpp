@@ -393,7 +393,6 @@ FetchFigures Measure::fetch(double share) {
     runner_->begin(*sequence, {});
   }
   runner_->activate_all(batch_);
-  Event start(true), stop(true);
   std::vector<double> beside, alone;
   for (int repeat = 0; repeat < 2 * kProbeRepeats; ++repeat) {
     const bool products = repeat % 2 == 0;

@@ -13,8 +13,7 @@
 #include "base/try.h"
 #include "base/units.h"
 #include "kernels/refresh/refresh.h"
-#include "reuse/persistent_heads.h"
-#include "select/set_rule.h"
+#include "select/hash_signs.h"
 
 namespace clo {
 
@@ -258,9 +257,13 @@ void CudaRunner::launch(std::span<SequenceKv* const> rows, bool logits_wanted) {
 void CudaRunner::check_fault() {
   const uint32_t fault = load_word(words_.as<uint32_t>() + 1);
   if (fault == 0) return;
-  throw std::runtime_error("a wait on the device gave up after 10 s (fault " +
-                           std::to_string(fault) +
-                           "): rows that attention needs did not arrive from the host store");
+  const char* what = "a set is longer than its context allows";
+  if (fault == static_cast<uint32_t>(kernels::FaultCode::kAttentionWait)) {
+    what = "attention waited 10 s for rows from the host store";
+  } else if (fault == static_cast<uint32_t>(kernels::FaultCode::kRefreshStuck)) {
+    what = "a refresh waited 10 s for its turn";
+  }
+  throw std::runtime_error(what);
 }
 
 void CudaRunner::wait(uint32_t step) {

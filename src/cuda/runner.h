@@ -54,7 +54,6 @@ class CudaRunner final : public Runner {
   const Stream& stream() const { return main_; }
   const SlotTable& slots() const { return *slots_; }
   const StepBuffers& buffers() const { return buffers_; }
-  const StepPlans& plans() const { return plans_; }
   size_t graph_nodes() const { return last_nodes_; }
   std::string attention_kernel() const { return attention_kernel_; }
   const CudaLimits& limits() const { return limits_; }
@@ -107,7 +106,7 @@ class CudaRunner final : public Runner {
   static const void* library_bias(const void* biases, const WeightView& weight, int32_t layer);
 
   void launch(std::span<SequenceKv* const> rows, bool logits_wanted);
-  // Blocks: until the oldest launched step has finished.
+  // Blocks: until that step has finished. Fails: as CLO_CUDA, and for a fault the device reports.
   void wait(uint32_t step);
   void check_fault();
   void drain_queue();

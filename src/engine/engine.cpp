@@ -68,7 +68,7 @@ bool Engine::can_measure_mass() const { return impl_->cuda == nullptr; }
 bool Engine::healthy() const { return !impl_->fault.has_value(); }
 
 void Engine::Impl::fail_all(const std::string& what) {
-  if (!fault) fault = Error{ErrorCode::kDeviceFault, "the device failed: " + what, ""};
+  if (!fault) fault = Error{ErrorCode::kDeviceFault, "a step failed: " + what, ""};
   for (auto& sequence : running) {
     if (sequence->kv) finish(*sequence, FinishReason::kError, fault);
   }

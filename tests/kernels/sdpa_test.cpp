@@ -6,7 +6,7 @@
 #include <tuple>
 
 #include "kernels/gpu_test.h"
-#include "kernels/prefill/oracle.h"
+#include "kernels/prefill_oracle.h"
 
 namespace clo::kernels {
 namespace {

@@ -12,7 +12,7 @@
 #include <cstdint>
 
 #include "kernels/attend/head_rows.cuh"
-#include "kernels/attend/tensor_core.cuh"
+#include "kernels/tensor_core.cuh"
 
 namespace clo::kernels {
 

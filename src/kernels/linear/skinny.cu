@@ -12,9 +12,9 @@
 #include <cuda_bf16.h>
 
 #include "base/check.h"
-#include "kernels/attend/tensor_core.cuh"
 #include "kernels/launch.cuh"
 #include "kernels/linear/linear.h"
+#include "kernels/tensor_core.cuh"
 
 namespace clo::kernels {
 

@@ -9,6 +9,7 @@
 #include "kernels/decode_tables.h"
 #include "kernels/launch.cuh"
 #include "kernels/prefill/prefill.h"
+#include "kernels/tensor_core.cuh"
 
 namespace clo::kernels {
 namespace {
@@ -51,10 +52,6 @@ struct Tiles {
   static constexpr int kSharedBytes = kQueryBytes + kStages * kStageBytes + kVisibleBytes;
 };
 
-__device__ __forceinline__ uint32_t shared_address(const void* pointer) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
-}
-
 // 16 bytes to shared memory; with `bytes` 0 nothing is read and zeros are written.
 __device__ __forceinline__ void copy_async(uint32_t target, const std::byte* source, int bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(target), "l"(source),
@@ -68,29 +65,6 @@ __device__ __forceinline__ void wait_for_copies() {
   asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
-__device__ __forceinline__ void load_matrices(uint32_t (&m)[4], uint32_t address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
-               : "r"(address)
-               : "memory");
-}
-__device__ __forceinline__ void load_matrices_transposed(uint32_t (&m)[4], uint32_t address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
-               : "r"(address)
-               : "memory");
-}
-
-// c += a b: a 16 x 16, b 16 x 8, bf16; c f32.
-__device__ __forceinline__ void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
-                                         uint32_t b1) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-      "{%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
 __device__ __forceinline__ float exp2_fast(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -98,7 +72,7 @@ __device__ __forceinline__ float exp2_fast(float x) {
 }
 
 // Two floats as bf16, `low` in the low half.
-__device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
+__device__ __forceinline__ uint32_t pack_pair(float low, float high) {
   uint32_t packed;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
   return packed;
@@ -245,8 +219,8 @@ __global__ void __launch_bounds__(kThreads, 2) prefill_kernel(const KernelParams
         load_matrices(key, stage + (key_fragment ^ (step * 32)) + pair * 16 * T::kRowBytes);
 #pragma unroll
         for (int m = 0; m < kMTiles; ++m) {
-          multiply(score[m][2 * pair], query[m], key[0], key[1]);
-          multiply(score[m][2 * pair + 1], query[m], key[2], key[3]);
+          multiply_add(score[m][2 * pair], query[m], key[0], key[1]);
+          multiply_add(score[m][2 * pair + 1], query[m], key[2], key[3]);
         }
       }
     }
@@ -315,7 +289,7 @@ __global__ void __launch_bounds__(kThreads, 2) prefill_kernel(const KernelParams
           const float low = exp2_fast(fmaf(pair[0], p.scale_log2, offset[m][half]));
           const float high = exp2_fast(fmaf(pair[1], p.scale_log2, offset[m][half]));
           sum[m][half] += low + high;
-          weight[m][part] = pack_bf16(low, high);
+          weight[m][part] = pack_pair(low, high);
         }
       }
 #pragma unroll
@@ -325,8 +299,8 @@ __global__ void __launch_bounds__(kThreads, 2) prefill_kernel(const KernelParams
                                  stage + (value_fragment ^ (pair * 32)) + step * 16 * T::kRowBytes);
 #pragma unroll
         for (int m = 0; m < kMTiles; ++m) {
-          multiply(output[m][2 * pair], weight[m], value[0], value[1]);
-          multiply(output[m][2 * pair + 1], weight[m], value[2], value[3]);
+          multiply_add(output[m][2 * pair], weight[m], value[0], value[1]);
+          multiply_add(output[m][2 * pair + 1], weight[m], value[2], value[3]);
         }
       }
     }
@@ -344,7 +318,7 @@ __global__ void __launch_bounds__(kThreads, 2) prefill_kernel(const KernelParams
       for (int n = 0; n < kValueTiles; ++n) {
         *reinterpret_cast<uint32_t*>(shared + r * T::kRowBytes + ((n ^ (r & 7)) * 16) +
                                      (lane & 3) * 4) =
-            pack_bf16(output[m][n][2 * half] * inverse, output[m][n][2 * half + 1] * inverse);
+            pack_pair(output[m][n][2 * half] * inverse, output[m][n][2 * half + 1] * inverse);
       }
     }
   }

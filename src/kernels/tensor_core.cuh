@@ -1,6 +1,6 @@
 #pragma once
-// The warp instructions of the tensor cores and of asynchronous copies that attention uses, one
-// function each; fragment layouts are those of the PTX manual (mma.m16n8k16, ldmatrix, movmatrix).
+// The warp instructions of the tensor cores and of asynchronous copies, one function each; fragment
+// layouts are those of the PTX manual (mma.m16n8k16, ldmatrix, movmatrix).
 #include <cuda_bf16.h>
 
 #include <cstdint>
