@@ -123,6 +123,7 @@ void print_ceilings(const CudaMeasure& measure, const Ceilings& c) {
 struct StepFlags {
   GpuFlags gpu;
   std::string hit_rates, new_shares;
+  double correction_share = 0;
   int64_t warm_up = 20;
   int64_t steps = 200;
   int32_t dense_batch = 0;
@@ -149,7 +150,17 @@ struct StepPoint {
   ForcedReuse forced;
 };
 
-Result<std::vector<StepPoint>> step_points(const StepFlags& flags) {
+Result<std::vector<StepPoint>> step_points(const StepFlags& flags, const PolicyOptions& policy) {
+  if (!(flags.correction_share >= 0 && flags.correction_share <= 1)) {
+    return Error{ErrorCode::kBadFlag,
+                 "expected a share from 0 to 1, found " + std::to_string(flags.correction_share),
+                 "--force-correction-share"};
+  }
+  if (flags.correction_share > 0 && policy.correction != Correction::kTrueQuery) {
+    return Error{ErrorCode::kBadFlag,
+                 "contradict each other: only --correction true_query finds misses that way",
+                 "--force-correction-share and --correction none"};
+  }
   std::vector<StepPoint> points = {{"natural", {}}};
   CLO_ASSIGN(const std::vector<double> hits, parse_shares(flags.hit_rates, "--force-hit-rate"));
   CLO_ASSIGN(const std::vector<double> news, parse_shares(flags.new_shares, "--force-new-share"));
@@ -162,7 +173,9 @@ Result<std::vector<StepPoint>> step_points(const StepFlags& flags) {
   for (size_t i = 0; i < hits.size(); ++i) {
     char name[64];
     std::snprintf(name, sizeof name, "forced %.0f/%.0f", 100 * (1 - hits[i]), 100 * news[i]);
-    points.push_back({name, {static_cast<float>(hits[i]), static_cast<float>(news[i])}});
+    points.push_back({name,
+                      {static_cast<float>(hits[i]), static_cast<float>(news[i]),
+                       static_cast<float>(flags.correction_share)}});
   }
   return points;
 }
@@ -208,7 +221,7 @@ void print_step(const std::string& name, int64_t batch, const StepFigures& s, co
 
 Result<int> step(const StepFlags& flags) {
   CLO_ASSIGN(MeasureOptions options, resolve(flags.gpu));
-  CLO_ASSIGN(const std::vector<StepPoint> points, step_points(flags));
+  CLO_ASSIGN(const std::vector<StepPoint> points, step_points(flags, options.policy));
   options.batch = std::max(options.batch, flags.dense_batch);
   options.room_tokens =
       (static_cast<int64_t>(points.size()) + 1) * (flags.warm_up + flags.steps + 4) + 64;
@@ -218,6 +231,7 @@ Result<int> step(const StepFlags& flags) {
   print_ceilings(*measure, ceilings);
   nlohmann::json head = head_line("step", flags.gpu, *measure, ceilings);
   head["policy"] = describe(options.policy);
+  head["forced_correction_share"] = flags.correction_share;
   std::string lines = head.dump() + "\n";
   std::printf("%-16s %5s %9s %10s %8s %8s %8s %8s %8s %9s %7s\n", "point", "batch", "ms/step",
               "tokens/s", "hbm ms", "link ms", "x floor", "hits", "new", "fetched", "cpu us");
@@ -341,6 +355,8 @@ void add_gpu_benches(CLI::App& app, std::vector<BenchCommand>& commands) {
                     "Shares of heads that keep their set, such as 1,0.7: forced, in pairs with");
     sub->add_option("--force-new-share", flags->new_shares,
                     "shares of a missed set that are new, such as 0,0.35");
+    add_value(*sub, "--force-correction-share", flags->correction_share,
+              "Share of the misses that the true query finds, on the critical path (0)");
     add_value(*sub, "--steps", flags->steps, "Timed steps of each point (200)");
     add_value(*sub, "--warm-up", flags->warm_up, "Steps before them (20)");
     add_value(*sub, "--dense-batch", flags->dense_batch,

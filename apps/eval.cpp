@@ -108,11 +108,7 @@ struct Summary {
     row_bytes = outcome.row_bytes;
   }
   static double ratio(double part, double whole) { return whole == 0 ? 0 : part / whole; }
-  double hit_rate() const {
-    const KvCounters& c = counters;
-    return ratio(static_cast<double>(c.hits),
-                 static_cast<double>(c.hits + c.misses + c.aged + c.incomplete));
-  }
+  double hit_rate() const { return counters.hit_rate(); }
   double new_share() const {
     return ratio(static_cast<double>(counters.rows_fetched),
                  static_cast<double>(counters.rows_requested));

@@ -130,9 +130,11 @@ void PolicyFlags::add_to(CLI::App& app, bool with_preset) {
   add("--persistent-heads", persistent_heads,
       "Heads with all rows on the device: fill (the budget), all, N per layer, or LAYER:HEAD,...");
   add("--predict", predict,
-      "Query that chooses: auto (none on the CPU, previous-step on a GPU), none (the true one), "
-      "previous-layer, previous-step");
+      "Query that chooses: auto (none on the CPU; on a GPU previous-step, corrected), none (the "
+      "true one), previous-layer, previous-step");
   add("--correction", correction, "Check a prediction against the true query: none, true_query");
+  add("--prefetch-margin", prefetch_margin,
+      "How much earlier a corrected prediction chooses again: 0 (as the check) to 1 (always) (0.5)");
   add("--fetch", fetch, "On a miss move only new rows or the whole set: delta, whole");
   add("--max-label-age", max_label_age, "Steps a set may be kept (64), or none");
   add("--sink", sink, "First tokens, always attended (4)");
@@ -154,6 +156,7 @@ Status PolicyFlags::refuse_with_dense(std::string_view base) const {
                                     {persistent_heads.has_value(), "--persistent-heads"},
                                     {predict.has_value(), "--predict"},
                                     {correction.has_value(), "--correction"},
+                                    {prefetch_margin.has_value(), "--prefetch-margin"},
                                     {fetch.has_value(), "--fetch"},
                                     {max_label_age.has_value(), "--max-label-age"},
                                     {sink.has_value(), "--sink"},
@@ -187,6 +190,7 @@ Result<PolicyOptions> PolicyFlags::resolve(std::string_view base) const {
   if (eta || importance_exponent) policy.threshold.reset();
   if (eta) policy.eta = *eta;
   if (importance_exponent) policy.importance_exponent = *importance_exponent;
+  if (prefetch_margin) policy.prefetch_margin = *prefetch_margin;
   if (sink) policy.sink = *sink;
   if (recent) policy.recent = *recent;
   CLO_TRY(choose<Select>("--select", select,

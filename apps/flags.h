@@ -48,7 +48,7 @@ CLI::Option* add_value(CLI::App& app, const std::string& names, T& target,
 struct PolicyFlags {
   std::optional<std::string> preset, select, aggregate, predict, correction, fetch,
       persistent_heads, max_label_age, dense_layers;
-  std::optional<double> kv_ratio, threshold, eta, importance_exponent;
+  std::optional<double> kv_ratio, threshold, eta, importance_exponent, prefetch_margin;
   std::optional<int64_t> set_tokens;
   std::optional<int32_t> sink, recent;
 

@@ -24,7 +24,7 @@ enum class Aggregate : uint8_t { kMean, kWeighted, kAll };
 
 // Which query decides, selects and fetches.
 enum class Predict : uint8_t {
-  kAuto,           // what the backend does best: none on the CPU, the previous step on a GPU
+  kAuto,           // none on the CPU; on a GPU the previous step, corrected by the true query
   kNone,           // this layer's own, on the critical path
   kPreviousLayer,  // this step's, foreseen from the input of the layer before
   kPreviousStep,   // the true query of the step before
@@ -51,6 +51,10 @@ struct PolicyOptions {
 
   Predict predict = Predict::kAuto;
   Correction correction = Correction::kNone;
+  // With a correction, a prediction chooses again this much earlier than the true query would: at
+  // (1 - margin) of the angle that the threshold allows. Drift is then caught off the critical path
+  // and only jumps are left for the true query.
+  double prefetch_margin = 0.5;
   Fetch fetch = Fetch::kDelta;
 
   // Persistent heads keep all rows on the device and never fetch.

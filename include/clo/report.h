@@ -33,6 +33,11 @@ struct KvCounters {
   int64_t mass_samples = 0;
 
   KvCounters& operator+=(const KvCounters& other);
+  // Times that a set was looked at; a correction looks at it once more.
+  int64_t decisions() const { return hits + misses + aged + incomplete; }
+  // Share of them after which the head went on with the set it had; 0 without any. A set that the
+  // true query refuted was not kept.
+  double hit_rate() const;
 };
 
 struct Report {

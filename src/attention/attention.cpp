@@ -85,7 +85,7 @@ void Attention::prefetch(int32_t layer, const float* queries) {
       if (!task.attend_all) candidates_.push_back({&sequence, task});
     }
   }
-  refresh(layer, Cause::kDecide);
+  refresh(layer, Cause::kForesee);
 }
 
 void Attention::attend(int32_t layer, const float* queries, int64_t query_stride, float* out) {
@@ -148,7 +148,7 @@ void Attention::attend_decode(int32_t layer, const float* queries, int64_t query
       if (!task.attend_all) candidates_.push_back({&sequence, task});
     }
   }
-  if (!candidates_.empty()) refresh(layer, Cause::kDecide);
+  if (!candidates_.empty()) refresh(layer, Cause::kForesee);
 
   // Sets from the true query: where nothing predicts it, and where a prediction is corrected.
   tasks_.clear();
@@ -235,7 +235,8 @@ void Attention::refresh(int32_t layer, Cause cause) {
         {state.has_label != 0, state.label_length, state.candidates_end,
          state.num_set_tokens >= chosen_from},
         task.context_tokens, covers(sequence.policy(), task.context_tokens), ring_begin,
-        std::span(cosine_).subspan(i * group, group), sequence.importance(layer, task.kv_head));
+        std::span(cosine_).subspan(i * group, group), sequence.importance(layer, task.kv_head),
+        cause == Cause::kForesee ? prefetch_margin(sequence.policy()) : 0);
     if (decision != Decision::kHit) misses_.push_back(candidates_[i]);
     if (task.head->is_resident()) {
       counters.resident_selections += decision != Decision::kHit;

@@ -41,7 +41,8 @@ class Attention {
     SequenceKv* sequence = nullptr;
     HeadTask task;
   };
-  enum class Cause : uint8_t { kPrime, kDecide, kCorrect };
+  // kForesee: by a predicted query; kDecide: by the true one; kCorrect: by the true one after all.
+  enum class Cause : uint8_t { kPrime, kForesee, kDecide, kCorrect };
 
   void attend_prefill(int32_t layer, const float* queries, int64_t query_stride, float* out);
   void attend_decode(int32_t layer, const float* queries, int64_t query_stride, float* out);

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "clo/report.h"
 
 namespace clo {
@@ -22,6 +24,13 @@ KvCounters& KvCounters::operator+=(const KvCounters& other) {
   mass_kept += other.mass_kept;
   mass_samples += other.mass_samples;
   return *this;
+}
+
+double KvCounters::hit_rate() const {
+  if (decisions() == 0) return 0;
+  // A head whose prediction missed can be refuted as well: then one decision is two refreshes.
+  return static_cast<double>(std::max<int64_t>(hits - corrections, 0)) /
+         static_cast<double>(decisions());
 }
 
 }  // namespace clo

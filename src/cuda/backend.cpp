@@ -129,6 +129,10 @@ Status CudaBackend::supports(const KvShape& shape) {
     return refuse("the CUDA backend takes at most " + std::to_string(kernels::kMaxGroup) +
                   " query heads per KV head, the model has " + std::to_string(shape.group_size()));
   }
+  if (shape.num_kv_heads > 255) {  // a refresh job has 8 bits for it
+    return refuse("the CUDA backend takes at most 255 KV heads, the model has " +
+                  std::to_string(shape.num_kv_heads));
+  }
   // What the refresh kernels' shared memory holds: codes of a group, a bin per distance.
   constexpr int32_t kMaxGroupBits = 2048;
   if (shape.group_size() * shape.code_bits > kMaxGroupBits) {

@@ -32,6 +32,8 @@ struct CudaLimits {
 struct ForcedReuse {
   float hit_rate = -1;   // share of head-steps that keep their set; negative: natural
   float new_share = -1;  // share of a missed set that is new; negative: natural
+  // Share of the misses that the true query finds, on the critical path; the rest is foreseen.
+  float correction_share = 0;
 };
 
 class CudaBackend {

@@ -80,8 +80,8 @@ Status take_buffers(const BufferSizes& sizes, StepBuffers& b, const TakeBuffer& 
                kernels::sample_scratch_bytes(static_cast<int32_t>(rows), c.vocab_size), 1));
   b.scratch_bytes =
       round_up(kernels::refresh_scratch_bytes(sizes.limits.max_context_tokens), Arena::kAlignment);
-  CLO_TRY(take(b.queue_scratch, sizes.limits.queue_clusters, b.scratch_bytes));
-  CLO_TRY(take(b.now_scratch, std::max(kNowClusters, shape.num_kv_heads), b.scratch_bytes));
+  CLO_TRY(take(b.refresh_scratch, std::max(sizes.limits.queue_clusters, shape.num_kv_heads),
+               b.scratch_bytes));
 
   CLO_TRY(floats(b.inverse_frequencies, half));
   if (shape.code_bits > 0) {
@@ -102,7 +102,8 @@ Status take_buffers(const BufferSizes& sizes, StepBuffers& b, const TakeBuffer& 
   CLO_TRY(take(b.rules, rows * heads, sizeof(kernels::HeadRule)));
   CLO_TRY(take(b.pending, rows * heads, 4));
   CLO_TRY(take(b.counters, rows * shape.num_layers, sizeof(kernels::DeviceCounters)));
-  CLO_TRY(floats(b.last_query, rows * shape.num_layers * q));
+  CLO_TRY(take(b.due_ahead, rows * heads, 4));
+  CLO_TRY(floats(b.kept_queries, 2 * rows * shape.num_layers * q));
   b.max_pages = divide_up(sizes.limits.max_context_tokens, kPageTokens);
   CLO_TRY(take(b.pages, rows * b.max_pages, 4));
   CLO_TRY(take(b.code_blocks, rows * b.max_pages, 8));
@@ -111,7 +112,7 @@ Status take_buffers(const BufferSizes& sizes, StepBuffers& b, const TakeBuffer& 
   CLO_TRY(take(b.queue, 1, sizeof(kernels::RefreshQueue)));
   // Each head has at most one job waiting.
   b.queue_capacity = std::bit_ceil(static_cast<uint32_t>(rows * heads));
-  CLO_TRY(take(b.jobs, b.queue_capacity, sizeof(kernels::RefreshJob)));
+  CLO_TRY(take(b.jobs, kernels::kNumRings * int64_t{b.queue_capacity}, sizeof(kernels::RefreshJob)));
 
   const int64_t chunk = sizes.limits.chunk_rows;
   const int64_t mlp = std::min(chunk, kMlpRows);

@@ -24,7 +24,6 @@ struct DeviceNumbers {
 DeviceNumbers device_numbers();
 StepPlans plan_step(const ModelConfig& config, const DeviceNumbers& device);
 
-inline constexpr int32_t kNowClusters = 16;  // that refresh between query and attention
 inline constexpr int64_t kMlpRows = 8192;    // rows of a prefill chunk that pass the MLP at once
 inline constexpr int64_t kMatmulWorkspace = int64_t{32} << 20;
 inline constexpr int64_t kSdpaWorkspace = int64_t{64} << 20;
@@ -47,9 +46,8 @@ struct StepBuffers {
   float* attend_parts = nullptr;
   uint32_t* arrivals = nullptr;  // [rows * kv heads]
   std::byte* sample_scratch = nullptr;
-  std::byte* queue_scratch = nullptr;  // [queue_clusters]
-  std::byte* now_scratch = nullptr;    // [kNowClusters or, if more, kv heads]
-  int64_t scratch_bytes = 0;           // per cluster
+  std::byte* refresh_scratch = nullptr;  // [queue_clusters or, if more, kv heads: priming]
+  int64_t scratch_bytes = 0;             // per cluster
   // Constants.
   float* inverse_frequencies = nullptr;  // [half_dim]
   uint32_t* signs = nullptr;
@@ -64,7 +62,8 @@ struct StepBuffers {
   kernels::HeadRule* rules = nullptr;
   uint32_t* pending = nullptr;
   kernels::DeviceCounters* counters = nullptr;
-  float* last_query = nullptr;
+  uint32_t* due_ahead = nullptr;
+  float* kept_queries = nullptr;
   int32_t* pages = nullptr;          // [max_batch, max pages]
   uint64_t** code_blocks = nullptr;  // likewise
   int32_t* answers = nullptr;        // [max_batch, max context] tokens sampled, for the penalty

@@ -150,7 +150,7 @@ void CudaRunner::chunk_layer(SequenceKv& sequence, int32_t layer, int64_t rows, 
   chunk.cosine = buffers_.chunk_cosine;
   chunk.sine = buffers_.chunk_sine;
   chunk.queries = buffers_.chunk_queries;
-  chunk.last_query = last ? slots_->last_query(sequence, layer) : nullptr;
+  chunk.last_query = last ? buffers_.chunk_query : nullptr;
   chunk.layer_rows = buffers_.layer_rows[buffer];
   chunk.layer_capacity = limits_.layer_tokens;
   chunk.code_blocks = slots_->device_code_blocks(sequence);
@@ -195,8 +195,8 @@ void CudaRunner::chunk_layer(SequenceKv& sequence, int32_t layer, int64_t rows, 
   if (last && !sequence.is_dense_layer(layer)) {
     PrimeSets prime;
     prime.tables = tables_;
-    prime.scratch = {buffers_.now_scratch, buffers_.scratch_bytes};
-    prime.queries = slots_->last_query(sequence, layer);
+    prime.scratch = {buffers_.refresh_scratch, buffers_.scratch_bytes};
+    prime.queries = buffers_.chunk_query;
     prime.layer_rows = buffers_.layer_rows[buffer];
     prime.layer_capacity = limits_.layer_tokens;
     prime.context_tokens = first + rows;

@@ -325,20 +325,20 @@ StepFigures Measure::steps(const ForcedReuse& forced, int64_t warm_up, int64_t s
   const auto share = [](int64_t part, int64_t whole) {
     return whole == 0 ? 0.0 : static_cast<double>(part) / static_cast<double>(whole);
   };
-  const int64_t decisions = total.hits + total.misses + total.aged + total.incomplete;
   figures.steps = steps;
   figures.median_s = percentile(seconds, 0.5);
   figures.p10_s = percentile(seconds, 0.1);
   figures.p90_s = percentile(seconds, 0.9);
   figures.cpu_s_per_step = cpu / static_cast<double>(steps);
-  figures.hit_rate = share(total.hits, decisions);
+  figures.hit_rate = total.hit_rate();
   figures.new_share = share(total.rows_fetched, total.rows_requested);
   figures.weight_bytes = static_cast<double>(
       weights_->bytes() -
       weights_->embedding().num_rows * weights_->embedding().num_cols *
           int64_t{weights_->config().tie_word_embeddings ? 0 : dtype_bytes(shape_.type)});
   const double selections =
-      static_cast<double>(decisions - total.hits + total.corrections + total.resident_selections) /
+      static_cast<double>(total.decisions() - total.hits + total.corrections +
+                          total.resident_selections) /
       counted_steps;
   const double context = static_cast<double>(batch_.front()->num_tokens());
   const bool hashed = batch_.front()->policy().select == Select::kHash;

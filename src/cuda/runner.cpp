@@ -108,7 +108,8 @@ Status CudaRunner::build(Arena& arena) {
   tables_.rules = buffers_.rules;
   tables_.pending = buffers_.pending;
   tables_.counters = buffers_.counters;
-  tables_.last_query = buffers_.last_query;
+  tables_.due_ahead = buffers_.due_ahead;
+  tables_.kept_queries = buffers_.kept_queries;
   tables_.hashes = system_.hashes.empty() ? nullptr : buffers_.hashes;
   tables_.queue = buffers_.queue;
   tables_.jobs = buffers_.jobs;
@@ -201,7 +202,7 @@ void CudaRunner::synchronize() {
 void CudaRunner::drain_queue() {
   kernels::RefreshQueueParams params;
   params.tables = tables_;
-  params.scratch = {buffers_.queue_scratch, buffers_.scratch_bytes};
+  params.scratch = {buffers_.refresh_scratch, buffers_.scratch_bytes};
   params.num_clusters = limits_.queue_clusters;
   params.fetch_warps = limits_.fetch_warps;
   params.drain = true;

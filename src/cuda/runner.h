@@ -23,9 +23,8 @@ namespace clo {
 // What decides which kernels a decode graph holds. Everything else is in device tables.
 struct GraphKey {
   int32_t rows = 0;            // bucket
-  bool queue = false;          // some sequence refreshes beside the layers
+  bool queue = false;          // some sequence chooses sets
   bool predict_layer = false;  // some sequence foresees the next layer's query
-  bool refresh_now = false;    // some sequence decides with the true query
   bool draws = false;          // some sequence samples, or has a penalty
   auto operator<=>(const GraphKey&) const = default;
 };

@@ -58,6 +58,7 @@ kernels::SequenceRules sequence_rules(const SequenceKv& sequence, const ForcedRe
   rules.aggregate_all = policy.aggregate == Aggregate::kAll;
   rules.forced_hit_rate = forced.hit_rate;
   rules.forced_new_share = forced.new_share;
+  rules.forced_correction_share = rules.correct ? forced.correction_share : 0;
   return rules;
 }
 
@@ -68,14 +69,16 @@ kernels::HeadRule head_rule(const PolicyOptions& policy, std::span<const float> 
   float largest = 0, total = 0;
   for (size_t j = 0; j < importance.size(); ++j) {
     rule.weight[j] = weighted ? importance[j] : 1.0;
-    rule.query_threshold[j] = head_threshold(policy, importance[j]);
+    rule.at_once.query[j] = head_threshold(policy, importance[j]);
+    rule.ahead.query[j] = ahead_threshold(rule.at_once.query[j], prefetch_margin(policy));
     largest = std::max(largest, importance[j]);
     total += importance[j];
   }
   const auto count = static_cast<double>(importance.size());
   const float of_group =
       weighted ? largest : static_cast<float>(static_cast<double>(total) / count);
-  rule.threshold = head_threshold(policy, of_group);
+  rule.at_once.mean = head_threshold(policy, of_group);
+  rule.ahead.mean = ahead_threshold(rule.at_once.mean, prefetch_margin(policy));
   return rule;
 }
 
@@ -96,8 +99,10 @@ SlotTable::SlotTable(const KvSystem& system, const StepBuffers& buffers, const C
   };
   clear(buffers.slots, max_batch * int64_t{sizeof(BatchSlot)});
   clear(buffers.pending, heads * 4);
+  clear(buffers.due_ahead, heads * 4);
   clear(buffers.queue, sizeof(kernels::RefreshQueue));
-  clear(buffers.jobs, buffers.queue_capacity * int64_t{sizeof(kernels::RefreshJob)});
+  clear(buffers.jobs,
+        kernels::kNumRings * buffers.queue_capacity * int64_t{sizeof(kernels::RefreshJob)});
   std::vector<int32_t*> answer_of;
   for (int64_t slot = 0; slot < max_batch; ++slot) {
     answer_of.push_back(buffers.answers + slot * max_context_);
@@ -248,12 +253,6 @@ uint64_t* const* SlotTable::device_code_blocks(const SequenceKv& sequence) const
 const HeadCacheView* SlotTable::device_heads(const SequenceKv& sequence, int32_t layer) const {
   return buffers_.heads + (int64_t{slot_of(sequence)} * system_.shape.num_layers + layer) *
                               system_.shape.num_kv_heads;
-}
-
-float* SlotTable::last_query(const SequenceKv& sequence, int32_t layer) const {
-  const int64_t width = int64_t{system_.shape.num_q_heads} * system_.shape.head_dim;
-  return buffers_.last_query +
-         (int64_t{slot_of(sequence)} * system_.shape.num_layers + layer) * width;
 }
 
 }  // namespace clo

@@ -49,7 +49,6 @@ class SlotTable {
   const int32_t* device_pages(const SequenceKv& sequence) const;
   uint64_t* const* device_code_blocks(const SequenceKv& sequence) const;
   const HeadCacheView* device_heads(const SequenceKv& sequence, int32_t layer) const;
-  float* last_query(const SequenceKv& sequence, int32_t layer) const;
 
  private:
   struct Entry {

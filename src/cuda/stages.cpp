@@ -78,7 +78,7 @@ double CudaRunner::time_fetch(int32_t rows, bool products) {
   const Event start(true), stop(true);
   RefreshQueueParams params;
   params.tables = tables_;
-  params.scratch = {buffers_.queue_scratch, buffers_.scratch_bytes};
+  params.scratch = {buffers_.refresh_scratch, buffers_.scratch_bytes};
   params.num_clusters = limits_.queue_clusters;
   params.fetch_warps = limits_.fetch_warps;
   params.drain = true;

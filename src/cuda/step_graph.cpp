@@ -117,17 +117,6 @@ void StepRecorder::rows(int32_t layer) {
   decode_rows(params, runner_.main_.get());
 }
 
-void StepRecorder::refresh_now(int32_t layer) {
-  RefreshNow params;
-  params.tables = runner_.tables_;
-  params.scratch = {runner_.buffers_.now_scratch, runner_.buffers_.scratch_bytes};
-  params.queries = runner_.buffers_.queries;
-  params.layer = layer;
-  params.rows = rows_;
-  params.num_clusters = kNowClusters;
-  kernels::refresh_now(params, runner_.main_.get());
-}
-
 void StepRecorder::attend(int32_t layer) {
   AttendRows params;
   params.tables = runner_.tables_;
@@ -200,11 +189,9 @@ GraphKey CudaRunner::key_of(std::span<SequenceKv* const> rows) const {
   for (const SequenceKv* sequence : rows) {
     key.draws = key.draws || (sequence != nullptr && slots_->draws(*sequence));
     if (sequence == nullptr || sequence->is_dense_layer(system_.shape.num_layers - 1)) continue;
-    const PolicyOptions& policy = sequence->policy();
-    const bool none = policy.predict == Predict::kNone || policy.predict == Predict::kAuto;
-    key.queue = key.queue || !none;
-    key.predict_layer = key.predict_layer || policy.predict == Predict::kPreviousLayer;
-    key.refresh_now = key.refresh_now || none || policy.correction == Correction::kTrueQuery;
+    key.queue = true;
+    key.predict_layer =
+        key.predict_layer || sequence->policy().predict == Predict::kPreviousLayer;
   }
   return key;
 }
@@ -234,7 +221,7 @@ void CudaRunner::record_step(const GraphKey& key) {
     fork_.make_wait(refresh_);
     RefreshQueueParams params;
     params.tables = tables_;
-    params.scratch = {buffers_.queue_scratch, buffers_.scratch_bytes};
+    params.scratch = {buffers_.refresh_scratch, buffers_.scratch_bytes};
     params.num_clusters = limits_.queue_clusters;
     params.fetch_warps = limits_.fetch_warps;
     refresh_queue(params, refresh_.get());
@@ -249,8 +236,6 @@ void CudaRunner::record_step(const GraphKey& key) {
     if (key.predict_layer && layer + 1 < num_layers) step.predict_queries(layer + 1);
     step.qkv(layer);
     step.rows(layer);
-    // The first layer has none before it that could foresee its query.
-    if (key.refresh_now || (key.predict_layer && layer == 0)) step.refresh_now(layer);
     step.attend(layer);
     step.output(layer);
     step.norm(w.mlp_norm);

@@ -16,7 +16,6 @@ class StepRecorder {
   void predict_queries(int32_t layer);  // of the layer to come, from the residual stream as it is
   void qkv(int32_t layer);
   void rows(int32_t layer);
-  void refresh_now(int32_t layer);
   void attend(int32_t layer);
   void output(int32_t layer);
   void gate_up(int32_t layer);

@@ -94,6 +94,10 @@ Status validate(const PolicyOptions& p) {
     return bad_flag("--persistent-heads", "expected a count of at least 0, found " +
                                               std::to_string(p.persistent_per_layer));
   }
+  if (!(p.prefetch_margin >= 0 && p.prefetch_margin <= 1)) {
+    return bad_flag("--prefetch-margin",
+                    "expected a share from 0 to 1, found " + number(p.prefetch_margin));
+  }
   if (p.predict == Predict::kNone && p.correction == Correction::kTrueQuery) {
     return bad_flag("--correction true_query and --predict none",
                     "contradict each other: without a prediction the true query already decides; "
@@ -126,6 +130,7 @@ std::string describe(const PolicyOptions& p) {
   add("--aggregate", kAggregate[static_cast<int>(p.aggregate)]);
   add("--predict", kPredict[static_cast<int>(p.predict)]);
   add("--correction", p.correction == Correction::kNone ? "none" : "true_query");
+  if (p.correction == Correction::kTrueQuery) add("--prefetch-margin", number(p.prefetch_margin));
   add("--fetch", p.fetch == Fetch::kWhole ? "whole" : "delta");
   add("--max-label-age", p.max_label_age == 0 ? "none" : std::to_string(p.max_label_age));
   add("--sink", std::to_string(p.sink));

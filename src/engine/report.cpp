@@ -46,7 +46,7 @@ void Engine::Impl::fill_report(Sequence& sequence) {
   const auto ratio = [](int64_t part, int64_t whole) {
     return whole == 0 ? 0.0 : static_cast<double>(part) / static_cast<double>(whole);
   };
-  r.hit_rate = ratio(t.hits, t.hits + t.misses + t.aged + t.incomplete);
+  r.hit_rate = t.hit_rate();
   r.share_attended = t.rows_in_context == 0 ? 1 : ratio(t.rows_attended, t.rows_in_context);
   r.bytes_fetched_per_token = ratio(t.rows_fetched * r.row_bytes, r.decode_steps);
 }

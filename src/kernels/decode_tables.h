@@ -10,14 +10,14 @@
 // A head's refresh (decide, select, difference, fetch) runs beside the layers that compute. Who
 // changes what, and when:
 //
-//   pending[head] 0 -> 1   decide (the tail of attention, or a predicted query): the head missed,
-//                          a job is in the queue
+//   pending[head] 0 -> 1   a decision: the head missed, a job is in the queue. Jobs that this
+//                          layer's attention waits for go into the urgent ring, jobs for a layer or
+//                          a step to come into the other one.
 //   pending[head] 1 -> 0   refresh: rows have arrived; slots, map, bits, label and state are the
-//   new
-//                          set's. Release; attention of the next step acquires.
+//                          new set's. Release; attention acquires.
 //
-// A head has at most one job in the queue, because the next decision is made after the attention
-// that waited for the last one.
+// A head has at most one job in the queue. Attention waits for it; a job for the next step is queued
+// in attention's tail, and one by the true query waits until nothing is pending.
 #include <cstddef>
 #include <cstdint>
 
@@ -50,13 +50,18 @@ struct SequenceRules {
   // Negative: natural.
   float forced_hit_rate = -1;
   float forced_new_share = -1;
+  float forced_correction_share = 0;  // of the misses: found by the true query
 };
 
 // When a head may keep its set: the reuse rule with its constants worked out on the host.
+struct HeadThresholds {
+  double mean = 2;  // of the weighted mean; > 1: always a miss, <= -1: always a hit
+  double query[kMaxGroup] = {};  // aggregate_all: of each query head
+};
 struct HeadRule {
-  double threshold = 2;  // of the weighted mean; > 1: always a miss, <= -1: always a hit
-  double query_threshold[kMaxGroup] = {};  // aggregate_all: of each query head
-  double weight[kMaxGroup] = {};           // of each query head in the mean
+  HeadThresholds at_once;         // of the true query: its answer stands
+  HeadThresholds ahead;           // of a prediction: stricter where the true query may refute it
+  double weight[kMaxGroup] = {};  // of each query head in the mean
 };
 
 struct SamplingRules {
@@ -97,15 +102,21 @@ struct DeviceCounters {
 struct RefreshJob {
   int32_t slot = 0;
   int16_t layer = 0;
-  int16_t kv_head = 0;
+  uint8_t kv_head = 0;
+  uint8_t query = 0;           // which of the head's two kept queries chooses
   int32_t context_tokens = 0;  // of the step the set is for, its token included
-  uint32_t ticket = 0;         // position in the queue + 1
+  uint32_t ticket = 0;         // position in the ring + 1
 };
 
-// Ring of jobs. Producers and consumers are kernels; it lives across graph replays.
+// Rings of jobs, urgent ones first. Producers and consumers are kernels; it lives across graph
+// replays.
+inline constexpr int kUrgent = 0, kAhead = 1, kNumRings = 2;
 struct RefreshQueue {
-  unsigned long long head = 0;  // next position to take
-  unsigned long long tail = 0;  // next position to fill
+  struct Ring {
+    unsigned long long head = 0;  // next position to take
+    unsigned long long tail = 0;  // next position to fill
+  };
+  Ring rings[kNumRings];
   uint32_t layers_done = 0;  // set to the step number by the last kernel of a step: consumers leave
   uint32_t step = 0;         // current step number, set by its first kernel
   uint32_t fault = 0;        // FaultCode; not 0: a wait gave up
@@ -139,15 +150,17 @@ struct DecodeTables {
   HeadCacheView* heads = nullptr;      // [max_batch][num_layers][num_kv_heads]
   const HeadRule* rules = nullptr;     // likewise
   uint32_t* pending = nullptr;         // likewise: 1 while a refresh is due
+  uint32_t* due_ahead = nullptr;       // likewise: 1: attention's tail queues the next step's set
   DeviceCounters* counters = nullptr;  // [max_batch][num_layers]
-  float* last_query = nullptr;         // [max_batch][num_layers][num_q_heads * head_dim]: of the
-                                       // last decision; a queued job reads it
+  // [max_batch][num_layers][num_kv_heads][2][group_size * head_dim]: queries that jobs choose with,
+  // in turn, so that a decision does not change what a job under way still reads.
+  float* kept_queries = nullptr;
   const HashParams* hashes = nullptr;  // [num_layers][num_kv_heads], device pointers; null: none
   std::byte* host_rows = nullptr;      // the host store as the device sees it; layout below
   uint64_t* host_codes = nullptr;
   HostLayout host;
   RefreshQueue* queue = nullptr;
-  RefreshJob* jobs = nullptr;  // [queue_capacity], a power of two
+  RefreshJob* jobs = nullptr;  // [kNumRings][queue_capacity], a power of two
   uint32_t queue_capacity = 0;
 };
 

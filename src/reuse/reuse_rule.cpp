@@ -25,14 +25,24 @@ double head_threshold(const PolicyOptions& policy, float importance) {
   return std::cos(lambda * std::acos(std::max(policy.eta, -1.0)) + (1 - lambda) * std::numbers::pi);
 }
 
+double ahead_threshold(double tau, double margin) {
+  if (tau <= -1 || tau > 1) return tau;
+  return std::cos((1 - margin) * std::acos(tau));
+}
+
+double prefetch_margin(const PolicyOptions& policy) {
+  return policy.correction == Correction::kTrueQuery ? policy.prefetch_margin : 0;
+}
+
 bool similar_enough(const PolicyOptions& policy, std::span<const float> cosine,
-                    std::span<const float> importance) {
+                    std::span<const float> importance, double margin) {
   double sum = 0, weights = 0, total_importance = 0;
   float largest = 0;
   for (size_t j = 0; j < cosine.size(); ++j) {
     const double c = clamp_cosine(cosine[j]);
     if (std::isnan(c)) return false;
-    if (policy.aggregate == Aggregate::kAll && !(c >= head_threshold(policy, importance[j]))) {
+    if (policy.aggregate == Aggregate::kAll &&
+        !(c >= ahead_threshold(head_threshold(policy, importance[j]), margin))) {
       return false;
     }
     const double weight = policy.aggregate == Aggregate::kWeighted ? importance[j] : 1.0;
@@ -46,7 +56,7 @@ bool similar_enough(const PolicyOptions& policy, std::span<const float> cosine,
       policy.aggregate == Aggregate::kWeighted
           ? largest
           : static_cast<float>(total_importance / static_cast<double>(cosine.size()));
-  const double tau = head_threshold(policy, importance_of_group);
+  const double tau = ahead_threshold(head_threshold(policy, importance_of_group), margin);
   if (tau <= -1) return true;
   if (tau > 1) return false;
   if (weights == 0) return true;  // no head of the group matters
@@ -55,7 +65,7 @@ bool similar_enough(const PolicyOptions& policy, std::span<const float> cosine,
 
 Decision decide(const PolicyOptions& policy, const SetHistory& history, int64_t context_tokens,
                 bool set_covers_candidates, int64_t ring_begin, std::span<const float> cosine,
-                std::span<const float> importance) {
+                std::span<const float> importance, double margin) {
   if (!history.has_label) return Decision::kMiss;
   if (set_covers_candidates && (!history.took_all || history.candidates_end < ring_begin)) {
     return Decision::kIncomplete;
@@ -63,7 +73,7 @@ Decision decide(const PolicyOptions& policy, const SetHistory& history, int64_t 
   if (policy.max_label_age > 0 && context_tokens - history.label_length > policy.max_label_age) {
     return Decision::kAged;
   }
-  return similar_enough(policy, cosine, importance) ? Decision::kHit : Decision::kMiss;
+  return similar_enough(policy, cosine, importance, margin) ? Decision::kHit : Decision::kMiss;
 }
 
 }  // namespace clo

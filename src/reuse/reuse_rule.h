@@ -13,13 +13,21 @@ namespace clo {
 // for s = 1 (strict) and pi for s = 0 (always a hit). A plain threshold is the same for all.
 double head_threshold(const PolicyOptions& policy, float importance);
 
+// tau of a decision made ahead of a correction: (1 - margin) of the angle that `tau` allows. Always
+// and never (-1, above 1) stay what they are. margin in [0, 1].
+double ahead_threshold(double tau, double margin);
+
+// The margin of a policy's predictions: none where they are final.
+double prefetch_margin(const PolicyOptions& policy);
+
 // Whether the cosines of one group's query heads allow the set to stay. A NaN is a miss; a
 // threshold above 1 is always a miss, -1 always a hit.
 //   mean      mean cosine against tau of the mean importance
 //   weighted  importance-weighted mean cosine against tau of the largest importance
 //   all       each query head against its own tau
+// `margin`: as ahead_threshold; 0 where the answer is final.
 bool similar_enough(const PolicyOptions& policy, std::span<const float> cosine,
-                    std::span<const float> importance);
+                    std::span<const float> importance, double margin = 0);
 
 // Why a set is kept or chosen again; counted apart in reports.
 enum class Decision : uint8_t { kHit, kMiss, kAged, kIncomplete };
@@ -35,6 +43,6 @@ struct SetHistory {
 // label age is chosen again, and so is one that could hold every candidate but lacks some.
 Decision decide(const PolicyOptions& policy, const SetHistory& history, int64_t context_tokens,
                 bool set_covers_candidates, int64_t ring_begin, std::span<const float> cosine,
-                std::span<const float> importance);
+                std::span<const float> importance, double margin = 0);
 
 }  // namespace clo

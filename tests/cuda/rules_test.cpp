@@ -19,17 +19,26 @@ TEST(HeadRule, SaysWhatTheReuseRuleSays) {
       const std::vector<float> cosines = {cosine, cosine * 0.9f, 1.0f};
       bool same = true;
       if (aggregate == Aggregate::kAll) {
-        for (size_t j = 0; j < 3; ++j) same = same && cosines[j] >= rule.query_threshold[j];
+        for (size_t j = 0; j < 3; ++j) same = same && cosines[j] >= rule.at_once.query[j];
       } else {
         double sum = 0, weights = 0;
         for (size_t j = 0; j < 3; ++j) {
           sum += rule.weight[j] * cosines[j];
           weights += rule.weight[j];
         }
-        same = rule.threshold <= -1 || (rule.threshold <= 1 && sum / weights >= rule.threshold);
+        const double tau = rule.at_once.mean;
+        same = tau <= -1 || (tau <= 1 && sum / weights >= tau);
       }
       EXPECT_EQ(same, similar_enough(policy, cosines, importance)) << cosine;
     }
+    // A prediction is stricter only where the true query may refute it.
+    EXPECT_EQ(rule.ahead.mean, rule.at_once.mean);
+    policy.correction = Correction::kTrueQuery;
+    const kernels::HeadRule corrected = head_rule(policy, importance);
+    EXPECT_EQ(corrected.at_once.mean, rule.at_once.mean);
+    EXPECT_EQ(corrected.ahead.mean, ahead_threshold(rule.at_once.mean, policy.prefetch_margin));
+    EXPECT_GT(corrected.ahead.mean, rule.ahead.mean);
+    EXPECT_GT(corrected.ahead.query[1], rule.ahead.query[1]);
   }
 }
 

@@ -141,11 +141,11 @@ class Step {
     counters_ = std::make_unique<DeviceArray<DeviceCounters>>(
         std::vector<DeviceCounters>(static_cast<size_t>(num_rows_ * shape_.num_layers)));
     queue_ = std::make_unique<DeviceArray<RefreshQueue>>(std::vector<RefreshQueue>(1));
-    jobs_ = std::make_unique<DeviceArray<RefreshJob>>(std::vector<RefreshJob>(kJobs));
+    jobs_ = std::make_unique<DeviceArray<RefreshJob>>(std::vector<RefreshJob>(kNumRings * kJobs));
     queries_host_ = random_floats(int64_t{num_rows_} * width(), 99, 1.5f);
     queries_ = std::make_unique<DeviceArray<float>>(queries_host_);
-    last_query_ =
-        std::make_unique<DeviceArray<float>>(int64_t{num_rows_} * shape_.num_layers * width());
+    due_ahead_ = std::make_unique<DeviceArray<uint32_t>>(
+        std::vector<uint32_t>(static_cast<size_t>(table), 0));
     out_ = std::make_unique<DeviceArray<uint16_t>>(int64_t{num_rows_} * width());
     lse_ = std::make_unique<DeviceArray<float>>(int64_t{num_rows_} * shape_.num_q_heads);
     arrivals_ = std::make_unique<DeviceArray<uint32_t>>(
@@ -166,7 +166,7 @@ class Step {
     p.tables.rules = rules_->data();
     p.tables.pending = pending_->data();
     p.tables.counters = counters_->data();
-    p.tables.last_query = last_query_->data();
+    p.tables.due_ahead = due_ahead_->data();
     p.tables.queue = queue_->data();
     p.tables.jobs = jobs_->data();
     p.tables.queue_capacity = kJobs;
@@ -237,11 +237,11 @@ class Step {
   std::unique_ptr<DeviceArray<int32_t>> row_slot_;
   std::unique_ptr<DeviceArray<HeadCacheView>> views_;
   std::unique_ptr<DeviceArray<HeadRule>> rules_;
-  std::unique_ptr<DeviceArray<uint32_t>> pending_, arrivals_;
+  std::unique_ptr<DeviceArray<uint32_t>> pending_, due_ahead_, arrivals_;
   std::unique_ptr<DeviceArray<DeviceCounters>> counters_;
   std::unique_ptr<DeviceArray<RefreshQueue>> queue_;
   std::unique_ptr<DeviceArray<RefreshJob>> jobs_;
-  std::unique_ptr<DeviceArray<float>> queries_, last_query_, lse_, parts_;
+  std::unique_ptr<DeviceArray<float>> queries_, lse_, parts_;
   std::unique_ptr<DeviceArray<uint16_t>> out_;
 
  private:
@@ -423,7 +423,7 @@ TEST_F(AttendTest, WaitsForAPendingHead) {
   cudaStream_t compute = nullptr, side = nullptr;
   CLO_CUDA(cudaStreamCreateWithFlags(&compute, cudaStreamNonBlocking));
   CLO_CUDA(cudaStreamCreateWithFlags(&side, cudaStreamNonBlocking));
-  attend(step.params(264), compute);
+  attend(step.params(132), compute);
   CLO_CUDA(cudaMemcpyAsync(state, &full, sizeof full, cudaMemcpyHostToDevice, side));
   CLO_CUDA(cudaStreamSynchronize(side));
   EXPECT_EQ(cudaStreamQuery(compute), cudaErrorNotReady);
@@ -439,39 +439,42 @@ TEST_F(AttendTest, WaitsForAPendingHead) {
   CLO_CUDA(cudaStreamDestroy(side));
 }
 
-TEST_F(AttendTest, DecidesForTheNextStepAndQueuesMisses) {
-  // No head has a label yet: every one of a sequence that predicts misses.
-  Step step(
-      128, 4, 2,
-      {{.context = 900, .predict = PredictRule::kPreviousStep},
-       {.context = 901},
-       {.context = 50, .active = false, .predict = PredictRule::kPreviousStep},
-       {.context = 40, .kind = HeadKind::kResidentAll, .predict = PredictRule::kPreviousStep}});
-  step.run(264);
+// Only of sequences that look a step ahead: in others the flag is of no one's making.
+TEST_F(AttendTest, QueuesWhatIsDueForTheNextStep) {
+  Step step(128, 4, 3,
+            {{.context = 900, .predict = PredictRule::kPreviousStep},
+             {.context = 901},
+             {.context = 50, .active = false, .predict = PredictRule::kPreviousStep},
+             {.context = 41, .predict = PredictRule::kPreviousStep}});
+  const int32_t first = step.num_rows_ - 1, last = 0;  // slots of the first and the last row
+  std::vector<uint32_t> due = step.due_ahead_->download();
+  for (int32_t slot = 0; slot < step.num_rows_; ++slot) due[step.index(slot, 1)] = 1;
+  due[step.index(first, 2)] = 1;
+  step.due_ahead_->upload(due);
+  step.run(132);
   compare(step, step.expect(), step.out_->download(), step.lse_->download());
   const RefreshQueue queue = step.queue_->download()[0];
-  ASSERT_EQ(queue.tail, 2u);
+  EXPECT_EQ(queue.rings[kUrgent].tail, 0u);
+  ASSERT_EQ(queue.rings[kAhead].tail, 3u);
   std::vector<RefreshJob> jobs = step.jobs_->download();
-  std::sort(jobs.begin(), jobs.begin() + 2,
-            [](const RefreshJob& a, const RefreshJob& b) { return a.kv_head < b.kv_head; });
-  const int32_t slot = step.num_rows_ - 1;
+  std::vector<RefreshJob> ahead(jobs.begin() + Step::kJobs, jobs.begin() + Step::kJobs + 3);
+  std::sort(ahead.begin(), ahead.end(), [](const RefreshJob& a, const RefreshJob& b) {
+    return std::pair(a.slot, a.kv_head) < std::pair(b.slot, b.kv_head);
+  });
+  const RefreshJob expected[] = {{last, Step::kLayer, 1, 1, 42, 0},
+                                 {first, Step::kLayer, 1, 0, 901, 0},
+                                 {first, Step::kLayer, 2, 0, 901, 0}};
   const std::vector<uint32_t> pending = step.pending_->download();
-  for (int16_t h = 0; h < 2; ++h) {
-    const RefreshJob& job = jobs[static_cast<size_t>(h)];
-    EXPECT_EQ(job.slot, slot);
-    EXPECT_EQ(job.layer, Step::kLayer);
-    EXPECT_EQ(job.kv_head, h);
-    EXPECT_EQ(job.context_tokens, 901);
-    EXPECT_TRUE(job.ticket == 1 || job.ticket == 2);
-    EXPECT_EQ(pending[step.index(slot, h)], 1u);
+  for (size_t i = 0; i < 3; ++i) {
+    EXPECT_EQ(ahead[i].slot, expected[i].slot);
+    EXPECT_EQ(ahead[i].layer, expected[i].layer);
+    EXPECT_EQ(ahead[i].kv_head, expected[i].kv_head);
+    EXPECT_EQ(ahead[i].query, expected[i].query);
+    EXPECT_EQ(ahead[i].context_tokens, expected[i].context_tokens);
+    EXPECT_TRUE(ahead[i].ticket >= 1 && ahead[i].ticket <= 3);
+    EXPECT_EQ(pending[step.index(expected[i].slot, expected[i].kv_head)], 1u);
   }
-  EXPECT_EQ(std::accumulate(pending.begin(), pending.end(), 0u), 2u);
-  const std::vector<float> kept = step.last_query_->download();
-  const auto width = static_cast<size_t>(step.width());
-  const size_t at = static_cast<size_t>(slot * step.shape_.num_layers + Step::kLayer) * width;
-  EXPECT_TRUE(std::equal(step.queries_host_.begin(),
-                         step.queries_host_.begin() + static_cast<std::ptrdiff_t>(width),
-                         kept.begin() + static_cast<std::ptrdiff_t>(at)));
+  EXPECT_EQ(std::accumulate(pending.begin(), pending.end(), 0u), 3u);
 }
 
 }  // namespace

@@ -16,16 +16,8 @@ class RefreshTest : public GpuTest {
  protected:
   static void now(World& world, const std::vector<float>& queries, int64_t context,
                   int32_t num_clusters) {
-    world.set_num_tokens(context - 1);
-    const DeviceArray<float> on_device(queries);
-    RefreshNow params;
-    params.tables = world.tables();
-    params.scratch = world.scratch(num_clusters);
-    params.queries = on_device.data();
-    params.layer = kLayer;
-    params.rows = params.tables.max_batch;
-    params.num_clusters = num_clusters;
-    refresh_now(params, nullptr);
+    world.decode(queries, context);
+    world.drain(num_clusters);
     CLO_CUDA(cudaDeviceSynchronize());
   }
 
@@ -174,7 +166,8 @@ TEST_F(RefreshTest, QueriesThatAreNoNumbersMiss) {
   World world(scene);
   std::vector<float> queries = world.next_queries(0);
   for (int64_t step = 0; step < 4; ++step) {
-    if (step == 1) queries[3] = std::numeric_limits<float>::quiet_NaN();
+    // Both of a rotation's pair: it would spread from one to the other on one side only.
+    if (step == 1) queries[3] = queries[3 + 64] = std::numeric_limits<float>::quiet_NaN();
     if (step == 2) std::fill(queries.begin(), queries.begin() + scene.head_dim, 0.0f);
     world.cpu_refresh(queries, scene.context + step, World::How::kDecide);
     now(world, queries, scene.context + step, 4);
@@ -182,11 +175,53 @@ TEST_F(RefreshTest, QueriesThatAreNoNumbersMiss) {
   }
 }
 
-TEST_F(RefreshTest, CorrectionsAreCountedApart) {
-  Scene scene;
-  scene.policy.predict = Predict::kPreviousStep;
-  scene.policy.correction = Correction::kTrueQuery;
-  EXPECT_GT(walk(scene, kSteps, 0.3f, World::How::kCorrect).corrections, 0);
+// The next step's sets from this step's queries, refuted by the true ones where they moved too far.
+// In every other step the job for the next one is still under way when its true query asks.
+TEST_F(RefreshTest, StepsAheadAndTheirCorrections) {
+  cudaStream_t layers = nullptr, beside = nullptr;
+  CLO_CUDA(cudaStreamCreateWithFlags(&layers, cudaStreamNonBlocking));
+  CLO_CUDA(cudaStreamCreateWithFlags(&beside, cudaStreamNonBlocking));
+  for (const Correction correction : {Correction::kNone, Correction::kTrueQuery}) {
+    for (const int32_t head_dim : {64, 128}) {
+      Scene scene;
+      scene.head_dim = head_dim;
+      scene.context = 1500;
+      scene.group = head_dim == 64 ? 7 : 4;
+      scene.kv_heads = 6;
+      scene.num_slots = 2;
+      scene.resident_of = 3;
+      scene.policy.predict = Predict::kPreviousStep;
+      scene.policy.correction = correction;
+      scene.policy.threshold = 0.9;
+      World world(scene);
+      const bool corrects = correction == Correction::kTrueQuery;
+      int64_t context = scene.context, due = 0;
+      for (int step = 0; step < 8; ++step, ++context) {
+        const std::vector<float> queries = world.next_queries(step % 3 == 1 ? 0.5f : 0.35f);
+        if (step == 0) world.cpu_refresh(queries, context, World::How::kDecide);
+        if (step > 0 && corrects) world.cpu_refresh(queries, context, World::How::kCorrect);
+        world.decode(queries, context, layers);
+        world.drain(3, beside);
+        CLO_CUDA(cudaDeviceSynchronize());
+        world.drain(16);
+        CLO_CUDA(cudaDeviceSynchronize());
+        world.cpu_refresh(queries, context + 1, World::How::kForesee);
+        due += world.queue_due(context + 1);
+        if (step % 2 == 0) continue;  // not drained, so not compared
+        world.drain(4);
+        CLO_CUDA(cudaDeviceSynchronize());
+        world.expect_equal("step " + std::to_string(step));
+        if (HasFatalFailure()) return;
+      }
+      EXPECT_GT(due, 0);
+      KvCounters total = world.cpu_counters(0);
+      total += world.cpu_counters(1);
+      EXPECT_GT(total.hits, 0);
+      EXPECT_EQ(total.corrections > 0, corrects);
+    }
+  }
+  CLO_CUDA(cudaStreamDestroy(layers));
+  CLO_CUDA(cudaStreamDestroy(beside));
 }
 
 // Nothing is done for predicted sets that are not corrected, empty rows and idle slots.
@@ -195,25 +230,34 @@ TEST_F(RefreshTest, RowsThatTakeNoPart) {
   scene.policy = always();
   scene.policy.predict = Predict::kPreviousStep;
   World world(scene);
-  const std::vector<float> queries = world.next_queries(0);
-  now(world, queries, scene.context, 2);
-  world.expect_equal("predicted");
-  const DeviceArray<float> on_device(queries);
-  world.rules().predict = PredictRule::kNone;
-  world.set_num_tokens(scene.context - 1, 0);
-  RefreshNow params;
-  params.tables = world.tables();
-  params.scratch = world.scratch(2);
-  params.queries = on_device.data();
-  params.layer = kLayer;
-  params.rows = 1;
-  refresh_now(params, nullptr);
-  const DeviceArray<int32_t> no_rows(std::vector<int32_t>{-1});
-  world.set_num_tokens(scene.context - 1, 1);
-  params.tables.row_slot = no_rows.data();
-  refresh_now(params, nullptr);
+  now(world, world.next_queries(0), scene.context, 2);  // the first sets: nothing foresaw them
+  ASSERT_EQ(world.queue().rings[kUrgent].tail, 2u);
+  now(world, world.next_queries(1), scene.context + 1, 2);
+  EXPECT_EQ(world.queue().rings[kUrgent].tail, 2u);
+  EXPECT_EQ(world.queue_due(scene.context + 2), 2);
+
+  scene.policy.predict = Predict::kNone;
+  World idle(scene);
+  idle.set_active(0);
+  idle.decode(idle.next_queries(0), scene.context);
+  idle.set_active(1);
+  idle.set_row_slot(-1);
+  idle.decode(idle.next_queries(0), scene.context);
   CLO_CUDA(cudaDeviceSynchronize());
-  world.expect_equal("idle");
+  EXPECT_EQ(idle.queue().rings[kUrgent].tail, 0u);
+}
+
+// A step launched ahead of the end neither decides nor leaves anything due.
+TEST_F(RefreshTest, NothingIsDecidedPastTheEnd) {
+  Scene scene;
+  scene.policy = always();
+  scene.policy.predict = Predict::kPreviousStep;
+  World world(scene);
+  now(world, world.next_queries(0), scene.context, 2);
+  world.set_capacity(scene.context);
+  now(world, world.next_queries(1), scene.context + 1, 2);
+  EXPECT_EQ(world.queue().rings[kUrgent].tail, 2u);
+  EXPECT_EQ(world.queue_due(scene.context + 2), 0);
 }
 
 TEST_F(RefreshTest, JobsOfDecisionsMadeAhead) {
@@ -227,22 +271,17 @@ TEST_F(RefreshTest, JobsOfDecisionsMadeAhead) {
   int64_t context = scene.context, jobs = 0;
   for (int step = 0; step < 6; ++step, ++context) {
     const std::vector<float> queries = world.next_queries(0.3f);
-    jobs += world.cpu_refresh(queries, context, World::How::kDecide);
+    jobs += world.cpu_refresh(queries, context, World::How::kForesee);
     world.set_num_tokens(context - 1);
     {
       const DeviceArray<float> on_device(queries);
       decide_ahead({world.tables(), on_device.data(), kLayer, scene.num_slots}, nullptr);
       CLO_CUDA(cudaDeviceSynchronize());
     }
-    ASSERT_EQ(world.queue().tail, static_cast<uint64_t>(jobs));
-    RefreshQueueParams params;
-    params.tables = world.tables();
-    params.num_clusters = 4;
-    params.scratch = world.scratch(params.num_clusters);
-    params.drain = true;
-    refresh_queue(params, nullptr);
+    ASSERT_EQ(world.queue().rings[kAhead].tail, static_cast<uint64_t>(jobs));
+    world.drain(4);
     CLO_CUDA(cudaDeviceSynchronize());
-    ASSERT_EQ(world.queue().head, static_cast<uint64_t>(jobs));
+    ASSERT_EQ(world.queue().rings[kAhead].head, static_cast<uint64_t>(jobs));
     for (const uint32_t pending : world.pending()) ASSERT_EQ(pending, 0u);
     world.expect_equal("step " + std::to_string(step));
     if (HasFatalFailure()) return;
@@ -261,7 +300,7 @@ TEST_F(RefreshTest, ClustersLeaveWhenTheLayersAreDone) {
   decide_ahead({world.tables(), on_device.data(), kLayer, 1}, nullptr);
   CLO_CUDA(cudaDeviceSynchronize());
   RefreshQueue queue = world.queue();
-  ASSERT_EQ(queue.tail, 2u);
+  ASSERT_EQ(queue.rings[kAhead].tail, 2u);
   queue.step = queue.layers_done = 8;
   queue.refresh_step = 7;
   world.set_queue(queue);
@@ -272,13 +311,11 @@ TEST_F(RefreshTest, ClustersLeaveWhenTheLayersAreDone) {
   refresh_queue(params, nullptr);
   CLO_CUDA(cudaDeviceSynchronize());
   queue = world.queue();
-  EXPECT_EQ(queue.head, 0u);
+  EXPECT_EQ(queue.rings[kAhead].head, 0u);
   EXPECT_EQ(queue.refresh_step, 8u);
   EXPECT_EQ(queue.clusters_left, 0u);
   EXPECT_EQ(queue.fault, 0u);
-  // A head with a job waits for it before the true query is asked.
-  params.drain = true;
-  refresh_queue(params, nullptr);
+  world.drain(3);
   world.cpu_refresh(queries, scene.context, World::How::kDecide);
   CLO_CUDA(cudaDeviceSynchronize());
   world.expect_equal("drained");
@@ -294,14 +331,9 @@ TEST_F(RefreshTest, JobsOfIdleSlotsAreDropped) {
   world.set_num_tokens(scene.context - 1);
   decide_ahead({world.tables(), on_device.data(), kLayer, 1}, nullptr);
   world.set_num_tokens(scene.context - 1, 0);
-  RefreshQueueParams params;
-  params.tables = world.tables();
-  params.num_clusters = 1;
-  params.scratch = world.scratch(1);
-  params.drain = true;
-  refresh_queue(params, nullptr);
+  world.drain(1);
   CLO_CUDA(cudaDeviceSynchronize());
-  EXPECT_EQ(world.queue().head, 2u);
+  EXPECT_EQ(world.queue().rings[kAhead].head, 2u);
   for (const uint32_t pending : world.pending()) EXPECT_EQ(pending, 0u);
   EXPECT_EQ(world.device_head(0).state.has_label, 0);
 }

@@ -11,6 +11,7 @@
 #include "clo/report.h"
 #include "kernels/gpu_test.h"
 #include "kernels/refresh/refresh.h"
+#include "kernels/rows/rows.h"
 #include "kv/head_cache.h"
 #include "reference/cpu_ops.h"
 #include "reuse/reuse_rule.h"
@@ -69,15 +70,17 @@ inline HeadRule to_head_rule(const PolicyOptions& p, std::span<const float> impo
   float largest = 0;
   double total = 0;
   for (size_t j = 0; j < importance.size(); ++j) {
-    rule.query_threshold[j] = head_threshold(p, importance[j]);
+    rule.at_once.query[j] = head_threshold(p, importance[j]);
+    rule.ahead.query[j] = ahead_threshold(rule.at_once.query[j], prefetch_margin(p));
     rule.weight[j] = p.aggregate == Aggregate::kWeighted ? double{importance[j]} : 1.0;
     largest = std::max(largest, importance[j]);
     total += importance[j];
   }
-  rule.threshold =
+  rule.at_once.mean =
       head_threshold(p, p.aggregate == Aggregate::kWeighted
                             ? largest
                             : static_cast<float>(total / static_cast<double>(importance.size())));
+  rule.ahead.mean = ahead_threshold(rule.at_once.mean, prefetch_margin(p));
   return rule;
 }
 
@@ -126,12 +129,16 @@ class World {
   }
 
   // Sequences hold `num_tokens` rows on the device's side.
-  void set_num_tokens(int64_t num_tokens, int32_t active = 1) {
+  void set_num_tokens(int64_t num_tokens, int32_t active) {
+    active_ = active;
+    set_num_tokens(num_tokens);
+  }
+  void set_num_tokens(int64_t num_tokens) {
     std::vector<BatchSlot> slots(static_cast<size_t>(scene_.num_slots));
     for (size_t s = 0; s < slots.size(); ++s) {
       slots[s].num_tokens = num_tokens;
       slots[s].capacity_tokens = capacity_;
-      slots[s].active = active;
+      slots[s].active = active_;
       slots[s].pages = page_table_->data() + static_cast<int64_t>(s) * pages_each_;
       slots[s].code_blocks = code_blocks_->data() + static_cast<int64_t>(s) * pages_each_;
       slots[s].rules = rules_;
@@ -139,8 +146,99 @@ class World {
     slots_->upload(slots);
   }
 
+  void set_active(int32_t active) { active_ = active; }
+  void set_row_slot(int32_t slot) {
+    row_slot_->upload(std::vector<int32_t>(static_cast<size_t>(scene_.num_slots), slot));
+  }
+  // Fewer than there is room for.
+  void set_capacity(int64_t tokens) { capacity_ = tokens; }
+
+  // The step's queries through decode_rows: decisions, and the token's row, which both sides then
+  // keep (it is in the store already, so that only ring and sink change).
+  void decode(const std::vector<float>& queries, int64_t context, cudaStream_t stream = nullptr) {
+    set_num_tokens(context - 1);
+    const int32_t dim = scene_.head_dim;
+    std::vector<float> parts;
+    for (int32_t s = 0; s < scene_.num_slots; ++s) {
+      const auto at = queries.begin() + s * scene_.kv_heads * group_width();
+      parts.insert(parts.end(), at, at + scene_.kv_heads * group_width());
+      for (const int32_t half : {0, 1}) {
+        for (int32_t h = 0; h < scene_.kv_heads; ++h) {
+          std::vector<float> values(static_cast<size_t>(dim));
+          convert_to_f32(DType::kBF16, host_row(s, h, context - 1) + half * dim * 2, values.data(),
+                         dim);
+          parts.insert(parts.end(), values.begin(), values.end());
+        }
+      }
+    }
+    const auto angles = static_cast<size_t>(scene_.num_slots * dim / 2);
+    decode_inputs_.clear();
+    for (const std::vector<float>& input :
+         {parts, std::vector<float>(angles, 1.0f), std::vector<float>(angles, 0.0f), queries}) {
+      decode_inputs_.push_back(std::make_unique<DeviceArray<float>>(input));
+    }
+    DecodeRows params;
+    params.tables = tables_;
+    params.tables.hashes = nullptr;  // codes stay the random ones
+    params.parts = decode_inputs_[0]->data();
+    params.cosine = decode_inputs_[1]->data();
+    params.sine = decode_inputs_[2]->data();
+    params.queries = decode_inputs_[3]->data();
+    params.layer = kLayer;
+    params.rows = scene_.num_slots;
+    decode_rows(params, stream);
+    for (int64_t i = 0; i < num_heads(); ++i) {
+      const HeadCacheView& head = cpu_head(i);
+      if (head.is_resident()) continue;
+      const std::byte* row = host_row(static_cast<int32_t>(i / scene_.kv_heads),
+                                      static_cast<int32_t>(i % scene_.kv_heads), context - 1);
+      const auto bytes = static_cast<size_t>(shape_.row_bytes());
+      if (context - 1 < head.sink_tokens) {
+        std::memcpy(head.sink + (context - 1) * shape_.row_bytes(), row, bytes);
+      }
+      std::memcpy(head.ring + (context - 1) % head.ring_tokens * shape_.row_bytes(), row, bytes);
+    }
+  }
+  // Jobs are done until there are none.
+  void drain(int32_t num_clusters, cudaStream_t stream = nullptr) {
+    RefreshQueueParams params;
+    params.tables = tables_;
+    params.scratch = scratch(num_clusters);
+    params.num_clusters = num_clusters;
+    params.drain = true;
+    refresh_queue(params, stream);
+  }
+  // What the tail of attention does with due_ahead, for a next step of this context.
+  int64_t queue_due(int64_t context) {
+    const std::vector<uint32_t> due = due_ahead_->download();
+    std::vector<uint32_t> pending = pending_->download();
+    std::vector<RefreshJob> jobs = jobs_->download();
+    RefreshQueue queue = this->queue();
+    int64_t count = 0;
+    for (int64_t i = 0; i < num_heads(); ++i) {
+      const auto slot = static_cast<int32_t>(i / scene_.kv_heads);
+      const auto cell = static_cast<size_t>((slot * kLayers + kLayer) * scene_.kv_heads +
+                                            static_cast<int32_t>(i % scene_.kv_heads));
+      if (due[cell] == 0) continue;
+      const uint64_t position = queue.rings[kAhead].tail++;
+      jobs[tables_.queue_capacity + (position & (tables_.queue_capacity - 1))] = {
+          slot,
+          kLayer,
+          static_cast<uint8_t>(i % scene_.kv_heads),
+          static_cast<uint8_t>((context - 1) & 1),
+          static_cast<int32_t>(context),
+          static_cast<uint32_t>(position + 1)};
+      pending[cell] = 1;
+      ++count;
+    }
+    jobs_->upload(jobs);
+    pending_->upload(pending);
+    set_queue(queue);
+    return count;
+  }
+
   // Attention::make_task and refresh, for every head of the layer.
-  enum class How { kPrime, kDecide, kCorrect };
+  enum class How { kPrime, kForesee, kDecide, kCorrect };
   int64_t cpu_refresh(const std::vector<float>& queries, int64_t context, How how) {
     int64_t misses = 0;
     for (int64_t i = 0; i < num_heads(); ++i) {
@@ -390,12 +488,14 @@ class World {
     std::vector<int32_t> row_slot(static_cast<size_t>(scene_.num_slots));
     std::iota(row_slot.begin(), row_slot.end(), 0);
     row_slot_ = std::make_unique<DeviceArray<int32_t>>(row_slot);
-    last_query_ = std::make_unique<DeviceArray<float>>(int64_t{scene_.num_slots} * kLayers *
-                                                       shape_.num_q_heads * scene_.head_dim);
+    due_ahead_ = std::make_unique<DeviceArray<uint32_t>>(std::vector<uint32_t>(cells, 0));
+    kept_queries_ = std::make_unique<DeviceArray<float>>(2 * static_cast<int64_t>(cells) *
+                                                         group_width());
     queue_ = std::make_unique<DeviceArray<RefreshQueue>>(std::vector<RefreshQueue>(1));
     uint32_t queue_capacity = 1;
     while (queue_capacity < cells) queue_capacity *= 2;
-    jobs_ = std::make_unique<DeviceArray<RefreshJob>>(std::vector<RefreshJob>(queue_capacity));
+    jobs_ = std::make_unique<DeviceArray<RefreshJob>>(
+        std::vector<RefreshJob>(kNumRings * size_t{queue_capacity}));
 
     tables_.shape = shape_;
     tables_.max_batch = scene_.num_slots;
@@ -406,7 +506,8 @@ class World {
     tables_.rules = device_rules_->data();
     tables_.pending = pending_->data();
     tables_.counters = device_counters_->data();
-    tables_.last_query = last_query_->data();
+    tables_.due_ahead = due_ahead_->data();
+    tables_.kept_queries = kept_queries_->data();
     tables_.hashes = device_hashes_->data();
     tables_.host_rows = rows_->data();
     tables_.host = layout_;
@@ -430,7 +531,8 @@ class World {
                {state.has_label != 0, state.label_length, state.candidates_end,
                 state.num_set_tokens >= candidates(scene_.policy, state.label_length).size()},
                task.context_tokens, covers(scene_.policy, task.context_tokens),
-               task.context_tokens - task.head->ring_tokens, cosine, importance(task.kv_head));
+               task.context_tokens - task.head->ring_tokens, cosine, importance(task.kv_head),
+               how == How::kForesee ? prefetch_margin(scene_.policy) : 0);
     const bool miss = decision != clo::Decision::kHit;
     if (task.head->is_resident()) {
       counters.resident_selections += miss;
@@ -503,6 +605,7 @@ class World {
   KvShape shape_;
   HostLayout layout_;
   int64_t capacity_ = 0, pages_each_ = 0;
+  int32_t active_ = 1;
   uint64_t seed_ = 100;
   SequenceRules rules_;
   std::vector<float> queries_, importance_, weights_;
@@ -522,8 +625,9 @@ class World {
   DecodeTables tables_;
   std::unique_ptr<PinnedArray<std::byte>> rows_;
   std::unique_ptr<DeviceArray<int32_t>> page_table_, row_slot_;
-  std::unique_ptr<DeviceArray<uint32_t>> device_signs_, pending_;
-  std::unique_ptr<DeviceArray<float>> device_weights_, last_query_;
+  std::unique_ptr<DeviceArray<uint32_t>> device_signs_, pending_, due_ahead_;
+  std::unique_ptr<DeviceArray<float>> device_weights_, kept_queries_;
+  std::vector<std::unique_ptr<DeviceArray<float>>> decode_inputs_;  // live until the next decode
   std::unique_ptr<DeviceArray<HashParams>> device_hashes_;
   std::unique_ptr<DeviceArray<uint64_t>> device_codes_;
   std::unique_ptr<DeviceArray<uint64_t*>> code_blocks_;

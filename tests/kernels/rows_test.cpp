@@ -11,6 +11,7 @@
 #include "kernels/rows/offsets.h"
 #include "reference/cpu_ops.h"
 #include "select/hash_signs.h"
+#include "select/set_rule.h"
 
 namespace clo::kernels {
 namespace {
@@ -136,6 +137,11 @@ class Places {
         place(kSink, view.sink, device.sink);
         place(kRing, view.ring, device.ring);
       }
+      states_.push_back(
+          std::make_unique<DeviceArray<HeadState>>(std::vector<HeadState>(1)));
+      labels_.push_back(std::make_unique<DeviceArray<float>>(int64_t{c_.group} * c_.head_dim));
+      device.state = states_.back()->data();
+      device.label = labels_.back()->data();
       s.views.push_back(view);
       s.device_views.push_back(device);
     }
@@ -220,6 +226,8 @@ class Places {
   std::vector<std::pair<const Sequence*, int64_t>> written;
 
  private:
+  std::vector<std::unique_ptr<DeviceArray<HeadState>>> states_;
+  std::vector<std::unique_ptr<DeviceArray<float>>> labels_;
   std::vector<float> weights_host_;
   std::unique_ptr<DeviceArray<float>> weights_;
   std::vector<std::unique_ptr<DeviceArray<uint32_t>>> sign_words_;
@@ -336,8 +344,28 @@ void run_decode(const Case& c) {
       device_k_norm(k_norm), device_cosine(angles.cosine), device_sine(angles.sine);
   const DeviceArray<float> queries(rows * q_width);
   const std::vector<float> untouched = queries.download();
+  // No head has a set yet, so each that needs one asks for it.
+  const auto cells = std::ssize(views);
+  const auto kv_heads = static_cast<size_t>(c.kv_heads);
+  const DeviceArray<HeadRule> rules(std::vector<HeadRule>(views.size()));
+  const DeviceArray<uint32_t> pending(std::vector<uint32_t>(views.size(), 0));
+  const DeviceArray<uint32_t> due(std::vector<uint32_t>(views.size(), 1));
+  const DeviceArray<DeviceCounters> counters(
+      std::vector<DeviceCounters>(positions.size() * kLayers));
+  const DeviceArray<float> kept(2 * cells * c.group * c.head_dim);
+  const DeviceArray<RefreshQueue> queue(std::vector<RefreshQueue>(1));
+  constexpr uint32_t kJobs = 256;
+  const DeviceArray<RefreshJob> jobs(std::vector<RefreshJob>(kNumRings * kJobs));
   DecodeRows p;
   p.tables.shape = shape;
+  p.tables.rules = rules.data();
+  p.tables.pending = pending.data();
+  p.tables.due_ahead = due.data();
+  p.tables.counters = counters.data();
+  p.tables.kept_queries = kept.data();
+  p.tables.queue = queue.data();
+  p.tables.jobs = jobs.data();
+  p.tables.queue_capacity = kJobs;
   p.tables.slots = device_slots.data();
   p.tables.row_slot = device_row_slot.data();
   p.tables.heads = device_views.data();
@@ -374,6 +402,29 @@ void run_decode(const Case& c) {
   }
   places.check_rows(c.norm ? 1 : 0);
   places.check_codes(true, true);
+
+  // Jobs of the heads that choose, with their queries.
+  const std::vector<uint32_t> asked = pending.download();
+  const std::vector<float> kept_now = kept.download();
+  const auto width_of_head = static_cast<size_t>(c.group * c.head_dim);
+  uint64_t expected_jobs = 0;
+  for (size_t r = 0; r < positions.size(); ++r) {
+    const size_t slot = positions.size() - 1 - r;
+    for (size_t h = 0; h < kv_heads; ++h) {
+      const size_t cell = (slot * kLayers + kLayer) * kv_heads + h;
+      const int64_t context = positions[r] + 1;
+      const bool chooses = r != kInactive && (h % 2 == 0 || !covers(PolicyOptions{}, context));
+      ASSERT_EQ(asked[cell], chooses ? 1u : 0u) << "row " << r << " head " << h;
+      if (!chooses) continue;
+      ++expected_jobs;
+      const size_t at = (cell * 2 + static_cast<size_t>(context & 1)) * width_of_head;
+      const size_t of_row = r * static_cast<size_t>(q_width) + h * width_of_head;
+      ASSERT_EQ(std::memcmp(kept_now.data() + at, got.data() + of_row, width_of_head * 4), 0);
+    }
+  }
+  ASSERT_EQ(queue.download()[0].rings[kUrgent].tail, expected_jobs);
+  ASSERT_EQ(queue.download()[0].rings[kAhead].tail, 0u);
+  for (const uint32_t flag : due.download()) ASSERT_LE(flag, 1u);
 }
 
 TEST_F(RowsTest, DecodeRowsEqualTheCpus) {

@@ -8,11 +8,12 @@ namespace clo::kernels {
 
 namespace {
 
-constexpr int kWarps = 8;
+constexpr int kWarps = 16;
 constexpr int kThreads = 32 * kWarps;
 constexpr int kBatch = 16;  // heads whose lists are worked out together
-// A head's merge keeps (max, sum) of every part in the tiles' shared memory.
+// A head's merge keeps (max, sum) of every part, and its threads' sums, in the tiles' shared memory.
 constexpr int kMaxGrid = 512;
+constexpr int kMaxSlices = 8;  // threads that share the parts of four elements
 
 struct Shared {
   int32_t chunk_first[kThreads + 1];  // first tile of each thread's heads
@@ -168,20 +169,11 @@ class Block {
   // The head's rows, map and counts are the new set's once its flag is down. `counted`: this block
   // has the head's first tile, and it alone counts the wait.
   __device__ void wait_for_refresh(const HeadRows& h, int32_t kv_head, bool counted) {
-    const uint32_t* pending = t_.pending + table_index(t_, h.slot, p_.layer, kv_head);
-    if (load_acquire(pending) == 0) return;
+    const int64_t index = table_index(t_, h.slot, p_.layer, kv_head);
+    if (load_acquire(t_.pending + index) == 0) return;
     const unsigned long long start = global_timer_ns();
-    unsigned long long waited = 0;
-    do {
-      __nanosleep(100);
-      waited = global_timer_ns() - start;
-      // After a fault the step is lost: every further wait would only be as long again.
-      if (waited > kWatchdogNs || load_acquire(&t_.queue->fault) != 0) {
-        fail(FaultCode::kAttentionWait);
-        break;
-      }
-    } while (load_acquire(pending) != 0);
-    if (counted) atomicAdd(&counters(h.slot).wait_ns, waited);
+    (void)wait_until_refreshed(t_, index, FaultCode::kAttentionWait);
+    if (counted) atomicAdd(&counters(h.slot).wait_ns, global_timer_ns() - start);
   }
 
   __device__ void fail(FaultCode code) {
@@ -229,7 +221,9 @@ class Block {
   __device__ std::byte* query_memory() { return tiles_ + kWarps * TileShape<kHeadDim>::kWarpBytes; }
   static constexpr int kAccStride = kHeadDim + 4;  // columns of a quarter warp fall on other banks
   static_assert(kMaxGroup * kAccStride * 4 <= TileShape<kHeadDim>::kWarpBytes);
-  static_assert(kMaxGrid * kMaxGroup * 2 * 4 <= kWarps * TileShape<kHeadDim>::kWarpBytes);
+  static_assert(kMaxGrid * kMaxGroup * 2 * 4 + kThreads * 16 <=
+                kWarps * TileShape<kHeadDim>::kWarpBytes);
+  static_assert(kWarps >= kMaxGroup && kWarps <= 32 && (kWarps & (kWarps - 1)) == 0);
   __device__ float* warp_acc(int warp) {
     return reinterpret_cast<float*>(tiles_ + warp * TileShape<kHeadDim>::kWarpBytes);
   }
@@ -255,18 +249,27 @@ class Block {
       }
     }
     __syncthreads();
-    if (thread_ < group_) {
-      float best = -INFINITY, total = 0;
-      for (int w = 0; w < kWarps; ++w) best = fmaxf(best, shared_.max[w][thread_]);
-      const float base = best == -INFINITY ? 0.0f : best;
-      for (int w = 0; w < kWarps; ++w) {
-        const float weight = exp2f(shared_.max[w][thread_] - base);
-        // A part without rows weighs nothing, but its NaN must stay: no part is left out.
-        total += weight * shared_.sum[w][thread_];
-        shared_.max[w][thread_] = weight;
+    // A warp for each query head, a lane for each warp's result.
+    if (warp_ < group_) {
+      const bool mine = lane_ < kWarps;
+      const float max = mine ? shared_.max[lane_][warp_] : -INFINITY;
+      float best = max;
+#pragma unroll
+      for (int offset = kWarps / 2; offset > 0; offset /= 2) {
+        best = fmaxf(best, __shfl_xor_sync(kWholeWarp, best, offset));
       }
-      shared_.best[thread_] = best;
-      shared_.total[thread_] = total;
+      const float weight = exp2f(max - (best == -INFINITY ? 0.0f : best));
+      // A part without rows weighs nothing, but its NaN must stay: no part is left out.
+      float total = mine ? weight * shared_.sum[lane_][warp_] : 0.0f;
+#pragma unroll
+      for (int offset = kWarps / 2; offset > 0; offset /= 2) {
+        total += __shfl_xor_sync(kWholeWarp, total, offset);
+      }
+      if (mine) shared_.max[lane_][warp_] = weight;
+      if (lane_ == 0) {
+        shared_.best[warp_] = best;
+        shared_.total[warp_] = total;
+      }
     }
     __syncthreads();
   }
@@ -315,19 +318,41 @@ class Block {
     return shared_.last;
   }
 
-  // Adds up all parts of a head, in the order of their blocks.
+  // Adds up all parts of a head, in a fixed order: that of their blocks, in as many slices as there
+  // are threads for. This is on the way of a step, and a load takes as long as a dozen of them.
   __device__ void merge(const HeadRows& h, int32_t head, int32_t first_part, int32_t num_parts) {
     float* weight = reinterpret_cast<float*>(tiles_);  // [num_parts][group]: maxima, then weights
     float* sum = weight + num_parts * group_;
+    auto* partial = reinterpret_cast<float4*>(tiles_ + kMaxGrid * kMaxGroup * 2 * 4);
     const int64_t stride = int64_t{group_} * (kHeadDim + 2);
     const float* parts = part(first_part);
+    // Four elements a thread, `slices` threads for the same four.
+    const int quads = group_ * kHeadDim / 4;
+    const int slices = min(kThreads / quads, kMaxSlices);
+    const int quad = thread_ % quads, slice = thread_ / quads;
+    const int first = slice * num_parts / slices;
+    const int last = slice < slices ? (slice + 1) * num_parts / slices : first;
+    // The parts of odd groups are aligned to 8 bytes only.
+    constexpr int kLoads = 5;
+    float2 low[kLoads], high[kLoads];
+    const auto load = [&](int from) {
+#pragma unroll
+      for (int j = 0; j < kLoads; ++j) {
+        if (from + j >= last) continue;
+        const auto* at = reinterpret_cast<const float2*>(parts + (from + j) * stride + 4 * quad);
+        low[j] = __ldcg(at);
+        high[j] = __ldcg(at + 1);
+      }
+    };
+    load(first);  // on their way while the weights are worked out
     for (int i = thread_; i < num_parts * group_; i += kThreads) {
       const float* tail = parts + i / group_ * stride + group_ * kHeadDim + i % group_;
       weight[i] = __ldcg(tail);
       sum[i] = __ldcg(tail + group_);
     }
     __syncthreads();
-    for (int g = warp_; g < group_; g += kWarps) {
+    if (warp_ < group_) {
+      const int g = warp_;
       float best = -INFINITY, total = 0;
       for (int i = lane_; i < num_parts; i += 32) best = fmaxf(best, weight[i * group_ + g]);
 #pragma unroll
@@ -350,58 +375,57 @@ class Block {
       }
     }
     __syncthreads();
-    finish(h, head, [&](int g, int d) {
-      float4 value = {0, 0, 0, 0};
-      const float* from = parts + g * kHeadDim + d;
-      // This is on the way of a step, and each load takes as long as a dozen: many at once.
-      constexpr int kLoads = 8;
-      for (int base = 0; base < num_parts; base += kLoads) {
-        float2 low[kLoads], high[kLoads];
+    float4 value = {0, 0, 0, 0};
+    const int g = 4 * quad / kHeadDim;
+    for (int from = first; from < last; from += kLoads) {
+      if (from > first) load(from);
 #pragma unroll
-        for (int j = 0; j < kLoads; ++j) {
-          // Past the last part: the last one again, with a weight of zero below. (The parts of odd
-          // groups are aligned to 8 bytes only.)
-          const int i = min(base + j, num_parts - 1);
-          const auto* at = reinterpret_cast<const float2*>(from + i * stride);
-          low[j] = __ldcg(at);
-          high[j] = __ldcg(at + 1);
-        }
-#pragma unroll
-        for (int j = 0; j < kLoads; ++j) {
-          if (base + j >= num_parts) break;
-          const float w = weight[(base + j) * group_ + g];
-          value.x += w * low[j].x;
-          value.y += w * low[j].y;
-          value.z += w * high[j].x;
-          value.w += w * high[j].y;
-        }
+      for (int j = 0; j < kLoads; ++j) {
+        if (from + j >= last) continue;
+        const float w = weight[(from + j) * group_ + g];
+        value.x += w * low[j].x;
+        value.y += w * low[j].y;
+        value.z += w * high[j].x;
+        value.w += w * high[j].y;
       }
-      return value;
+    }
+    if (slice < slices) partial[thread_] = value;
+    __syncthreads();
+    finish(h, head, [&](int, int) {
+      float4 all = {0, 0, 0, 0};
+      for (int i = 0; i < slices; ++i) {
+        const float4 of_slice = partial[i * quads + quad];
+        all.x += of_slice.x;
+        all.y += of_slice.y;
+        all.z += of_slice.z;
+        all.w += of_slice.w;
+      }
+      return all;
     });
   }
 
-  // All rows of the head have been read: the first warps write the result while the last one
-  // decides for the next step. `value(g, d)`: elements d to d + 3 of query head g, not yet divided
-  // by shared_.total.
+  // All rows of the head have been read: the result is written, and what is due for the next step
+  // is queued. `value(g, d)`: elements d to d + 3 of query head g, those of the calling thread's
+  // number, not yet divided by shared_.total.
   template <typename Value>
   __device__ void finish(const HeadRows& h, int32_t head, Value value) {
-    if (warp_ == kWarps - 1) {
-      if (lane_ == 0) {
-        atomicAdd(&counters(h.slot).rows_in_context, static_cast<unsigned long long>(h.context));
+    if (thread_ == kThreads - 1) {
+      atomicAdd(&counters(h.slot).rows_in_context, static_cast<unsigned long long>(h.context));
+      const int32_t kv_head = head % t_.shape.num_kv_heads;
+      if (t_.slots[h.slot].rules.predict == PredictRule::kPreviousStep &&
+          __ldcg(t_.due_ahead + table_index(t_, h.slot, p_.layer, kv_head)) != 0) {
+        push_job(t_, kAhead, h.slot, p_.layer, kv_head, query_turn(h.context),
+                 int64_t{h.context} + 1);
       }
-      if (t_.slots[h.slot].rules.predict == PredictRule::kPreviousStep) {
-        decide_and_queue(t_, h.slot, p_.layer, head % t_.shape.num_kv_heads, queries(head),
-                         int64_t{h.context} + 1);
-      }
-      return;
     }
-    auto* out = static_cast<__nv_bfloat162*>(p_.out) + first_query(head) * (kHeadDim / 2);
-    for (int i = thread_; i < group_ * kHeadDim / 4; i += kThreads - 32) {
-      const int g = 4 * i / kHeadDim;
-      const float4 v = value(g, 4 * i % kHeadDim);
+    static_assert(kMaxGroup * kHeadDim / 4 < kThreads);
+    if (thread_ < group_ * kHeadDim / 4) {
+      auto* out = static_cast<__nv_bfloat162*>(p_.out) + first_query(head) * (kHeadDim / 2);
+      const int g = 4 * thread_ / kHeadDim;
+      const float4 v = value(g, 4 * thread_ % kHeadDim);
       const float scale = __fdividef(1.0f, shared_.total[g]);
-      out[2 * i] = __floats2bfloat162_rn(v.x * scale, v.y * scale);
-      out[2 * i + 1] = __floats2bfloat162_rn(v.z * scale, v.w * scale);
+      out[2 * thread_] = __floats2bfloat162_rn(v.x * scale, v.y * scale);
+      out[2 * thread_ + 1] = __floats2bfloat162_rn(v.z * scale, v.w * scale);
     }
     if (p_.log_sum_exp != nullptr && thread_ < group_) {
       p_.log_sum_exp[first_query(head) + thread_] =
@@ -427,7 +451,7 @@ class Block {
 };
 
 template <int kHeadDim>
-// Registers: two blocks and a refresh block (256 threads of 64) share a multiprocessor.
+// Registers: a block and a refresh block (256 threads of 64) share a multiprocessor.
 __global__ void __maxnreg__(88) attend_kernel(const __grid_constant__ AttendRows params) {
   extern __shared__ __align__(16) std::byte tiles[];
   __shared__ Shared shared;

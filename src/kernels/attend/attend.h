@@ -7,9 +7,8 @@
 //
 // A block waits until no refresh is pending of the heads that it reads; of others it needs nothing,
 // because the tiles dealt depend on the context alone (head_rows.cuh). That asks for an invariant:
-// num_slots_used never exceeds the set size at the present context (fault kSetTooLong). In its
-// tail, for PredictRule::kPreviousStep, it decides for the next step with this step's query and
-// queues a job for a head that missed (rule: reuse/reuse_rule.h; context of the next step).
+// num_slots_used never exceeds the set size at the present context (fault kSetTooLong). When a
+// head's rows have been read its tail queues the job that decode_rows found due for the next step.
 #include <cuda_runtime_api.h>
 
 #include <cstdint>

@@ -1,8 +1,8 @@
 #pragma once
 // May a head keep its set? One warp decides for one head; a miss becomes a job. The device mirror
-// of reuse/reuse_rule (decide, similar_enough) and of Attention::refresh's counting. Used by the
-// tail of attention (attend/), by decide_ahead and by refresh_now; includes nothing that they do
-// not have.
+// of reuse/reuse_rule (decide, similar_enough) and of Attention::refresh's counting. Used where the
+// true queries are made (rows/decode_rows.cu) and where they are foreseen (refresh.cu); attention
+// queues what was decided for the step after it.
 #include <cstdint>
 
 #include "kernels/decode_tables.h"
@@ -12,8 +12,8 @@
 namespace clo::kernels {
 
 enum class Decision : uint8_t { kHit, kMiss, kAged, kIncomplete };
-// Why it is asked: for a set that no one has looked at yet, or to refute a predicted one.
-enum class Cause : uint8_t { kDecide, kCorrect };
+// Which query asks: a foreseen one, the true one, or the true one about a set already foreseen.
+enum class Cause : uint8_t { kForesee, kDecide, kCorrect };
 
 // SplitMix64's last step: a well-mixed word of `z`.
 __device__ __forceinline__ uint64_t mix_bits(uint64_t z) {
@@ -27,33 +27,106 @@ __device__ __forceinline__ float forced_draw(int64_t table_index, int64_t contex
                                  static_cast<uint64_t>(context_tokens));
   return static_cast<float>(bits >> 40) * 0x1p-24f;
 }
-
-__device__ __forceinline__ float warp_sum(float value) {
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) {
-    value += __shfl_xor_sync(0xFFFFFFFFu, value, offset);
-  }
-  return value;
+// One draw for a step's head, whoever asks: kept below the hit rate; above it a miss, of which the
+// true query finds the first part and the prediction the rest.
+__device__ __forceinline__ bool forced_hit(const SequenceRules& rules, float draw, Cause cause) {
+  const float hits = rules.forced_hit_rate;
+  const float foreseen = hits + (1 - hits) * rules.forced_correction_share;
+  if (cause == Cause::kDecide) return draw < hits;
+  return cause == Cause::kForesee ? draw < foreseen : draw < hits || draw >= foreseen;
 }
 
-// Lane j gets the cosine of query j with its label, NaN where it is not finite; other lanes 0.
-// query, label [group_size][head_dim]; the label in global memory, the query anywhere. The loads
-// and sums of four query heads run side by side: this is on the way of a step.
-__device__ __forceinline__ float label_cosine(const float* query, const float* label, int group,
-                                              int head_dim) {
+// Where a head keeps the query of a context, and that of the one before: [group_size][head_dim].
+__device__ __forceinline__ uint8_t query_turn(int64_t context_tokens) {
+  return static_cast<uint8_t>(context_tokens & 1);
+}
+__device__ __forceinline__ float* kept_query(const DecodeTables& t, int64_t table_index,
+                                             uint8_t turn) {
+  const int64_t width = int64_t{t.shape.num_q_heads / t.shape.num_kv_heads} * t.shape.head_dim;
+  return t.kept_queries + (table_index * 2 + turn) * width;
+}
+
+// What is known of the set that a decision is about.
+struct SetFacts {
+  int64_t label_length = 0;
+  int64_t candidates_end = 0;
+  int32_t num_set_tokens = 0;
+  bool has_label = false;
+};
+// Of the set that a job for this context brings.
+__device__ __forceinline__ SetFacts facts_of_job(const SequenceRules& rules,
+                                                 const HeadCacheView& head,
+                                                 int64_t context_tokens) {
+  SetFacts facts;
+  facts.label_length = context_tokens;
+  facts.candidates_end = candidates_end(rules, context_tokens);
+  facts.num_set_tokens = static_cast<int32_t>(
+      min(min(set_size(rules, context_tokens), facts.candidates_end - rules.sink),
+          static_cast<int64_t>(head.slot_capacity)));
+  facts.has_label = true;
+  return facts;
+}
+
+// Label and facts of the set that a head has, or will have when the job under way is done: that job
+// is for `context_tokens` and chooses with the query kept before this context's. A lane holds its
+// strided elements (e * 32 + lane) of every query head's label. Executed by a whole warp.
+template <int kElements>
+struct HeadLabel {
+  float value[kMaxGroup][kElements];
+  SetFacts facts;
+  bool pending = false;
+
+  __device__ __forceinline__ void load(const DecodeTables& t, const SequenceRules& rules,
+                                       int64_t index, int64_t context_tokens, int lane) {
+    const HeadCacheView& head = t.heads[index];
+    const int group = t.shape.num_q_heads / t.shape.num_kv_heads;
+    // Lanes may see it fall at different times; both labels are the same then.
+    pending = __any_sync(0xFFFFFFFFu, load_acquire(t.pending + index) != 0);
+    const float* label = pending ? kept_query(t, index, query_turn(context_tokens - 1)) : head.label;
+#pragma unroll
+    for (int g = 0; g < kMaxGroup; ++g) {
+#pragma unroll
+      for (int e = 0; e < kElements; ++e) {
+        // A refresh wrote it, on any multiprocessor.
+        value[g][e] = g < group ? __ldcg(label + (g * kElements + e) * 32 + lane) : 0.0f;
+      }
+    }
+    if (pending) {
+      facts = facts_of_job(rules, head, context_tokens);
+      return;
+    }
+    facts.label_length = __ldcg(reinterpret_cast<const long long*>(&head.state->label_length));
+    facts.candidates_end = __ldcg(reinterpret_cast<const long long*>(&head.state->candidates_end));
+    facts.num_set_tokens = __ldcg(&head.state->num_set_tokens);
+    facts.has_label = __ldcg(&head.state->has_label) != 0;
+  }
+};
+
+// Of lane j: the cosine of query j with its label, and with itself (1, or NaN where it is no
+// direction). NaN where not finite.
+struct GroupCosines {
+  float with_label = 0;
+  float with_itself = 0;
+};
+// query [group_size][head_dim], in any memory.
+template <int kElements>
+__device__ __forceinline__ GroupCosines group_cosines(const float* query,
+                                                      const HeadLabel<kElements>& label, int group,
+                                                      int lane) {
+  GroupCosines mine;
+  // The sums of four query heads run side by side: this is on the way of a step.
   constexpr int kTogether = 4;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  float mine = 0;
-  for (int first = 0; first < group; first += kTogether) {
+#pragma unroll
+  for (int first = 0; first < kMaxGroup; first += kTogether) {
+    if (first >= group) break;
     float dot[kTogether] = {}, query_norm[kTogether] = {}, label_norm[kTogether] = {};
-#pragma unroll 2
-    for (int d = lane; d < head_dim; d += 32) {
+#pragma unroll
+    for (int e = 0; e < kElements; ++e) {
 #pragma unroll
       for (int j = 0; j < kTogether; ++j) {
         if (first + j >= group) continue;
-        const float q = query[(first + j) * head_dim + d];
-        // An earlier refresh wrote it, on any multiprocessor.
-        const float l = __ldcg(label + (first + j) * head_dim + d);
+        const float q = query[((first + j) * kElements + e) * 32 + lane];
+        const float l = label.value[first + j][e];
         dot[j] += q * l;
         query_norm[j] += q * q;
         label_norm[j] += l * l;
@@ -70,9 +143,13 @@ __device__ __forceinline__ float label_cosine(const float* query, const float* l
     }
 #pragma unroll
     for (int j = 0; j < kTogether; ++j) {
+      if (lane != first + j || first + j >= group) continue;
       // Roots before the product: it could underflow or overflow where they do not.
-      const float cosine = dot[j] / (sqrtf(query_norm[j]) * sqrtf(label_norm[j]));
-      if (lane == first + j && first + j < group) mine = isfinite(cosine) ? cosine : nanf("");
+      const float root = sqrtf(query_norm[j]);
+      const float cosine = dot[j] / (root * sqrtf(label_norm[j]));
+      const float self = query_norm[j] / (root * root);
+      mine.with_label = isfinite(cosine) ? cosine : nanf("");
+      mine.with_itself = isfinite(self) ? self : nanf("");
     }
   }
   return mine;
@@ -80,61 +157,51 @@ __device__ __forceinline__ float label_cosine(const float* query, const float* l
 
 // reuse_rule: similar_enough. cosine: lane j's of query j. The sums run in the original's order and
 // without contraction, so that equal cosines give equal answers.
-__device__ __forceinline__ bool similar_enough(const HeadRule& rule, bool aggregate_all,
+__device__ __forceinline__ bool similar_enough(const HeadThresholds& threshold,
+                                               const HeadRule& rule, bool aggregate_all,
                                                float cosine, int group) {
   double sum = 0, weights = 0;
   for (int j = 0; j < group; ++j) {
     const float of_query = __shfl_sync(0xFFFFFFFFu, cosine, j);
     if (isnan(of_query)) return false;
     const double c = fmin(fmax(static_cast<double>(of_query), -1.0), 1.0);
-    if (aggregate_all && !(c >= rule.query_threshold[j])) return false;
+    if (aggregate_all && !(c >= threshold.query[j])) return false;
     sum = __dadd_rn(sum, __dmul_rn(rule.weight[j], c));
     weights = __dadd_rn(weights, rule.weight[j]);
   }
   if (aggregate_all) return true;
-  if (rule.threshold <= -1) return true;
-  if (rule.threshold > 1) return false;
+  if (threshold.mean <= -1) return true;
+  if (threshold.mean > 1) return false;
   if (weights == 0) return true;  // no head of the group matters
-  return sum / weights >= rule.threshold;
+  return sum / weights >= threshold.mean;
 }
 
-// Decides and counts for one head; executed by a whole warp, which gets one answer. Changes nothing
-// but counters. query [group_size][head_dim] in any memory, visible to the whole warp.
-// Requires: nothing pending for the head (acquired), and that it does not attend everything.
+// Decides and counts for one head and a context; executed by a whole warp, which gets one answer.
+// Changes nothing but counters. cosine: lane j's of query j.
 __device__ __forceinline__ Decision decide_head(const DecodeTables& t, int32_t slot, int32_t layer,
-                                                int32_t kv_head, const float* query,
+                                                int64_t index, const SetFacts& facts, float cosine,
                                                 int64_t context_tokens, Cause cause) {
-  const int64_t index = table_index(t, slot, layer, kv_head);
   const SequenceRules& rules = t.slots[slot].rules;
+  const HeadRule& rule = t.rules[index];
   const HeadCacheView& head = t.heads[index];
   const int group = t.shape.num_q_heads / t.shape.num_kv_heads;
-  const float cosine = label_cosine(query, head.label, group, t.shape.head_dim);
-
-  // What an earlier refresh wrote, on whichever multiprocessor.
-  const int64_t label_length =
-      __ldcg(reinterpret_cast<const long long*>(&head.state->label_length));
-  const int64_t chosen_end =
-      __ldcg(reinterpret_cast<const long long*>(&head.state->candidates_end));
-  const int32_t num_set_tokens = __ldcg(&head.state->num_set_tokens);
-  const bool has_label = __ldcg(&head.state->has_label) != 0;
-  const bool took_all = num_set_tokens >= candidates_end(rules, label_length) - rules.sink;
-
   Decision decision;
-  if (!has_label) {
+  if (!facts.has_label) {
     decision = Decision::kMiss;
   } else if (rules.forced_hit_rate >= 0) {
-    // One draw for a step's head: its prediction is then never refuted.
-    const bool hit =
-        cause == Cause::kCorrect || forced_draw(index, context_tokens) < rules.forced_hit_rate;
-    decision = hit ? Decision::kHit : Decision::kMiss;
+    decision = forced_hit(rules, forced_draw(index, context_tokens), cause) ? Decision::kHit
+                                                                            : Decision::kMiss;
   } else if (covers(rules, context_tokens) &&
-             (!took_all || chosen_end < context_tokens - head.ring_tokens)) {
+             (facts.num_set_tokens < candidates_end(rules, facts.label_length) - rules.sink ||
+              facts.candidates_end < context_tokens - head.ring_tokens)) {
     decision = Decision::kIncomplete;
-  } else if (rules.max_label_age > 0 && context_tokens - label_length > rules.max_label_age) {
+  } else if (rules.max_label_age > 0 && context_tokens - facts.label_length > rules.max_label_age) {
     decision = Decision::kAged;
   } else {
-    decision = similar_enough(t.rules[index], rules.aggregate_all, cosine, group) ? Decision::kHit
-                                                                                  : Decision::kMiss;
+    decision = similar_enough(cause == Cause::kForesee ? rule.ahead : rule.at_once, rule,
+                              rules.aggregate_all, cosine, group)
+                   ? Decision::kHit
+                   : Decision::kMiss;
   }
 
   if (threadIdx.x % 32 == 0) {
@@ -146,7 +213,7 @@ __device__ __forceinline__ Decision decide_head(const DecodeTables& t, int32_t s
       if (!hit) atomicAdd(&counters.corrections, 1ull);
     } else if (hit) {
       atomicAdd(&counters.hits, 1ull);
-      atomicAdd(&counters.rows_saved_by_hits, static_cast<unsigned long long>(num_set_tokens));
+      atomicAdd(&counters.rows_saved_by_hits, static_cast<unsigned long long>(facts.num_set_tokens));
     } else {
       atomicAdd(decision == Decision::kMiss   ? &counters.misses
                 : decision == Decision::kAged ? &counters.aged
@@ -159,68 +226,79 @@ __device__ __forceinline__ Decision decide_head(const DecodeTables& t, int32_t s
 
 // Queues a head's refresh; executed by one thread. What the thread has seen written (its own
 // stores, those of threads it has synchronised with) is seen by whoever takes the job.
-// Requires: last_query of the head is written, and nothing is pending for it: then the ring, which
-// has room for every head, cannot be full.
-__device__ __forceinline__ void push_job(const DecodeTables& t, int32_t slot, int32_t layer,
-                                         int32_t kv_head, int64_t context_tokens) {
+// Requires: the head's query of `turn` is written, and nothing is pending for it: then the ring,
+// which has room for every head, cannot be full.
+__device__ __forceinline__ void push_job(const DecodeTables& t, int ring, int32_t slot,
+                                         int32_t layer, int32_t kv_head, uint8_t turn,
+                                         int64_t context_tokens) {
   __threadfence();
   t.pending[table_index(t, slot, layer, kv_head)] = 1;
-  const unsigned long long position = atomicAdd(&t.queue->tail, 1ull);
-  RefreshJob& job = t.jobs[position & (t.queue_capacity - 1)];
+  const unsigned long long position = atomicAdd(&t.queue->rings[ring].tail, 1ull);
+  RefreshJob& job = t.jobs[ring * t.queue_capacity + (position & (t.queue_capacity - 1))];
   job.slot = slot;
   job.layer = static_cast<int16_t>(layer);
-  job.kv_head = static_cast<int16_t>(kv_head);
+  job.kv_head = static_cast<uint8_t>(kv_head);
+  job.query = turn;
   job.context_tokens = static_cast<int32_t>(context_tokens);
   store_release(&job.ticket, static_cast<uint32_t>(position + 1));
 }
 
-// Where a head's query of the last decision is kept: [group_size][head_dim].
-__device__ __forceinline__ float* last_query(const DecodeTables& t, int32_t slot, int32_t layer,
-                                             int32_t kv_head) {
-  const int64_t group = t.shape.num_q_heads / t.shape.num_kv_heads;
-  return t.last_query +
-         ((static_cast<int64_t>(slot) * t.shape.num_layers + layer) * t.shape.num_q_heads +
-          kv_head * group) *
-             t.shape.head_dim;
+// Until nothing is pending for a head; executed by one thread. False: it gave up.
+__device__ __forceinline__ bool wait_until_refreshed(const DecodeTables& t, int64_t index,
+                                                     FaultCode fault) {
+  const unsigned long long started = global_timer_ns();
+  while (load_acquire(t.pending + index) != 0) {
+    // After a fault the step is lost: every further wait would only be as long again.
+    if (load_acquire(&t.queue->fault) != 0) return false;
+    if (global_timer_ns() - started > kWatchdogNs) {
+      atomicCAS(&t.queue->fault, uint32_t{0}, static_cast<uint32_t>(fault));
+      return false;
+    }
+    __nanosleep(100);
+  }
+  return true;
 }
 
-// Copies `count` floats, a multiple of 64 below 1,025, by one warp. Loads first, then stores: the
-// compiler may not pass a load by a store, and one by one they would take as long as the attention
-// itself.
-__device__ __forceinline__ void keep_query(const float* query, float* kept, int count) {
-  constexpr int kPieces = kMaxGroup * 128 / 2 / 32;
+// The decisions that a layer's true query makes: for its own attention, where nothing foresaw it or
+// where it may refute what was foreseen, and, for PredictRule::kPreviousStep, for the next step. A
+// miss of the first kind is queued as urgent; one of the second is noted in due_ahead, for the tail
+// of attention, which may be reading the rows that it replaces. Executed by a whole warp.
+// Requires: `query` is in the head's kept query of this context; label as loaded at this context.
+template <int kElements>
+__device__ __forceinline__ void decide_with_true_query(const DecodeTables& t, int32_t slot,
+                                                       int32_t layer, int32_t kv_head,
+                                                       const float* query,
+                                                       const HeadLabel<kElements>& label,
+                                                       int64_t context_tokens) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    float2 pieces[kPieces / 2];
-#pragma unroll
-    for (int i = 0; i < kPieces / 2; ++i) {
-      const int at = (half * kPieces / 2 + i) * 32 + lane;
-      if (2 * at < count) pieces[i] = reinterpret_cast<const float2*>(query)[at];
-    }
-#pragma unroll
-    for (int i = 0; i < kPieces / 2; ++i) {
-      const int at = (half * kPieces / 2 + i) * 32 + lane;
-      if (2 * at < count) reinterpret_cast<float2*>(kept)[at] = pieces[i];
-    }
-  }
-}
+  const int64_t index = table_index(t, slot, layer, kv_head);
+  const SequenceRules& rules = t.slots[slot].rules;
+  const HeadCacheView& head = t.heads[index];
+  const bool resident = head.resident != nullptr;
+  const bool by_layer = rules.predict == PredictRule::kPreviousLayer && layer > 0;
+  const bool by_step = rules.predict == PredictRule::kPreviousStep;
+  // A head whose residency has changed may have no set that anything could have foreseen.
+  const bool foreseen = (by_layer || by_step) && label.facts.has_label;
+  const GroupCosines cosines =
+      group_cosines(query, label, t.shape.num_q_heads / t.shape.num_kv_heads, lane);
 
-// The whole of a decision made ahead: keeps the query for the job, decides for a context of
-// `context_tokens`, queues a miss. Executed by a whole warp; heads that attend everything return.
-static __device__ __noinline__ void decide_and_queue(const DecodeTables& t, int32_t slot,
-                                                     int32_t layer, int32_t kv_head,
-                                                     const float* query, int64_t context_tokens) {
-  const HeadCacheView& head = t.heads[table_index(t, slot, layer, kv_head)];
-  if (attends_all(t.slots[slot].rules, head.resident != nullptr, layer, context_tokens)) return;
-  keep_query(query, last_query(t, slot, layer, kv_head),
-             t.shape.num_q_heads / t.shape.num_kv_heads * t.shape.head_dim);
-  const Decision decision =
-      decide_head(t, slot, layer, kv_head, query, context_tokens, Cause::kDecide);
-  __syncwarp();
-  if (decision != Decision::kHit && threadIdx.x % 32 == 0) {
-    push_job(t, slot, layer, kv_head, context_tokens);
+  bool chosen_now = false;
+  if ((!foreseen || rules.correct) && !attends_all(rules, resident, layer, context_tokens)) {
+    chosen_now = decide_head(t, slot, layer, index, label.facts, cosines.with_label, context_tokens,
+                             foreseen ? Cause::kCorrect : Cause::kDecide) != Decision::kHit;
+    if (chosen_now && lane == 0 &&
+        (!label.pending || wait_until_refreshed(t, index, FaultCode::kRefreshStuck))) {
+      push_job(t, kUrgent, slot, layer, kv_head, query_turn(context_tokens), context_tokens);
+    }
   }
+  bool due = false;
+  if (by_step && !attends_all(rules, resident, layer, context_tokens + 1)) {
+    const SetFacts facts = chosen_now ? facts_of_job(rules, head, context_tokens) : label.facts;
+    due = decide_head(t, slot, layer, index, facts,
+                      chosen_now ? cosines.with_itself : cosines.with_label, context_tokens + 1,
+                      Cause::kForesee) != Decision::kHit;
+  }
+  if (lane == 0) t.due_ahead[index] = due ? 1 : 0;
 }
 
 }  // namespace clo::kernels

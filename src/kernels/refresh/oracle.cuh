@@ -11,6 +11,14 @@
 
 namespace clo::kernels {
 
+__device__ __forceinline__ float warp_sum(float value) {
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2) {
+    value += __shfl_xor_sync(0xFFFFFFFFu, value, offset);
+  }
+  return value;
+}
+
 // ---- exact ------------------------------------------------------------------------------------
 
 inline constexpr int kRowsAtOnce = 4;  // keys a warp has under way

@@ -24,35 +24,57 @@ __device__ __forceinline__ unsigned long long load_now(const unsigned long long*
 
 // ---- jobs from the queue ----------------------------------------------------------------------
 
-// Takes the oldest job; slot -1: there will be none, leave. `served`: the step before this
-// launch's.
-__device__ __noinline__ HeadWork next_job(const DecodeTables& t, bool drain, uint32_t served) {
+// Takes the oldest job of a ring; slot -1: none is there.
+__device__ __forceinline__ HeadWork take_job(const DecodeTables& t, int ring, int32_t fetch_warps) {
+  RefreshQueue::Ring& of_ring = t.queue->rings[ring];
+  HeadWork work = {};
+  work.slot = -1;
+  for (;;) {
+    const unsigned long long position = load_now(&of_ring.head);
+    const RefreshJob& entry =
+        t.jobs[ring * t.queue_capacity + (position & (t.queue_capacity - 1))];
+    if (load_acquire(&entry.ticket) != static_cast<uint32_t>(position + 1)) return work;
+    // Read before it is claimed: the entry may be filled anew as soon as the head has moved.
+    const RefreshJob job = {__ldcg(&entry.slot), __ldcg(&entry.layer), __ldcg(&entry.kv_head),
+                            __ldcg(&entry.query), __ldcg(&entry.context_tokens)};
+    __threadfence();
+    if (atomicCAS(&of_ring.head, position, position + 1) != position) continue;
+    work.slot = job.slot;
+    work.layer = job.layer;
+    work.kv_head = job.kv_head;
+    work.context_tokens = job.context_tokens;
+    work.query = kept_query(t, table_index(t, job.slot, job.layer, job.kv_head), job.query);
+    work.fetch_warps = ring == kUrgent ? kRefreshWarps : fetch_warps;
+    work.counted = true;
+    return work;
+  }
+}
+
+__device__ __forceinline__ bool rings_empty(const RefreshQueue& queue) {
+  for (const RefreshQueue::Ring& ring : queue.rings) {
+    if (load_now(&ring.head) < load_now(&ring.tail)) return false;
+  }
+  return true;
+}
+
+// Takes the oldest urgent job, or the oldest of the others; slot -1: there will be none, leave.
+// `served`: the step before this launch's.
+__device__ __noinline__ HeadWork next_job(const RefreshQueueParams& params, uint32_t served) {
+  const DecodeTables& t = params.tables;
   RefreshQueue* queue = t.queue;
   HeadWork work = {};
   work.slot = -1;
   const unsigned long long started = global_timer_ns();
   for (;;) {
     if (load_acquire(&queue->fault) != 0) return work;
-    if (!drain && static_cast<int32_t>(load_acquire(&queue->layers_done) - served) > 0) {
+    if (!params.drain && static_cast<int32_t>(load_acquire(&queue->layers_done) - served) > 0) {
       return work;
     }
-    const unsigned long long position = load_now(&queue->head);
-    const RefreshJob& entry = t.jobs[position & (t.queue_capacity - 1)];
-    if (load_acquire(&entry.ticket) == static_cast<uint32_t>(position + 1)) {
-      // Read before it is claimed: the entry may be filled anew as soon as the head has moved.
-      const int32_t slot = __ldcg(&entry.slot), layer = __ldcg(&entry.layer);
-      const int32_t kv_head = __ldcg(&entry.kv_head), context = __ldcg(&entry.context_tokens);
-      __threadfence();
-      if (atomicCAS(&queue->head, position, position + 1) != position) continue;
-      work.slot = slot;
-      work.layer = layer;
-      work.kv_head = kv_head;
-      work.context_tokens = context;
-      work.query = last_query(t, slot, layer, kv_head);
-      work.counted = true;
-      return work;
+    for (int ring = 0; ring < kNumRings; ++ring) {
+      const HeadWork job = take_job(t, ring, params.fetch_warps);
+      if (job.slot >= 0) return job;
     }
-    if (drain && position >= load_now(&queue->tail)) return work;
+    if (params.drain && rings_empty(*queue)) return work;
     if (global_timer_ns() - started > kWatchdogNs) {
       report_fault(t, FaultCode::kRefreshStuck);
       return work;
@@ -72,12 +94,12 @@ __device__ void leave_queue(const DecodeTables& t) {
 
 __global__ void __launch_bounds__(kRefreshThreads, 4)
     refresh_queue_kernel(const __grid_constant__ RefreshQueueParams params) {
-  bind_scratch(params.scratch, params.fetch_warps);
+  bind_scratch(params.scratch);
   wait_for_predecessor();
   const DecodeTables& t = params.tables;
   const uint32_t served = load_acquire(&t.queue->refresh_step);
   for (int turn = 0;; turn ^= 1) {
-    if (is_leader()) shared.message[turn] = next_job(t, params.drain, served);
+    if (is_leader()) shared.message[turn] = next_job(params, served);
     cluster_sync();
     // Two messages in turn: when the leader writes this one again, all have read it, because they
     // have come to the cluster_sync between.
@@ -101,71 +123,6 @@ __global__ void __launch_bounds__(kRefreshThreads, 4)
   if (is_leader() && !params.drain) leave_queue(t);
 }
 
-// ---- at once ----------------------------------------------------------------------------------
-
-// Executed by one thread. False: it gave up.
-__device__ bool wait_until_refreshed(const DecodeTables& t, int64_t index) {
-  if (load_acquire(&t.pending[index]) == 0) return true;
-  const unsigned long long started = global_timer_ns();
-  while (load_acquire(&t.pending[index]) != 0) {
-    if (load_acquire(&t.queue->fault) != 0) return false;
-    if (global_timer_ns() - started > kWatchdogNs) {
-      report_fault(t, FaultCode::kRefreshStuck);
-      return false;
-    }
-    __nanosleep(100);
-  }
-  return true;
-}
-
-__global__ void __launch_bounds__(kRefreshThreads, 4)
-    refresh_now_kernel(const __grid_constant__ RefreshNow params) {
-  bind_scratch(params.scratch);
-  launch_dependents();
-  wait_for_predecessor();
-  const DecodeTables& t = params.tables;
-  const int num_heads = t.shape.num_kv_heads;
-  int turn = 0;
-  for (int i = static_cast<int>(cluster_index()); i < params.rows * num_heads;
-       i += static_cast<int>(num_clusters())) {
-    const int row = i / num_heads, kv_head = i % num_heads;
-    const int slot_index = t.row_slot[row];
-    if (slot_index < 0 || t.slots[slot_index].active == 0) continue;
-    const BatchSlot& slot = t.slots[slot_index];
-    const SequenceRules& rules = slot.rules;
-    const bool foreseen = (rules.predict == PredictRule::kPreviousLayer && params.layer > 0) ||
-                          rules.predict == PredictRule::kPreviousStep;
-    if (foreseen && !rules.correct) continue;
-    const int64_t index = table_index(t, slot_index, params.layer, kv_head);
-    const int64_t context = slot.num_tokens + 1;
-    if (attends_all(rules, t.heads[index].resident != nullptr, params.layer, context)) continue;
-
-    const int64_t width = static_cast<int64_t>(group_size(t.shape)) * t.shape.head_dim;
-    const float* query = params.queries + (static_cast<int64_t>(row) * num_heads + kv_head) * width;
-    if (cluster_rank() == 0 && threadIdx.x < 32) {
-      bool wanted = threadIdx.x == 0 && wait_until_refreshed(t, index);
-      wanted = __shfl_sync(0xFFFFFFFFu, wanted, 0);
-      __threadfence();
-      if (wanted) {
-        wanted = decide_head(t, slot_index, params.layer, kv_head, query, context,
-                             foreseen ? Cause::kCorrect : Cause::kDecide) != Decision::kHit;
-      }
-      if (threadIdx.x == 0) shared.message[turn].slot = wanted ? slot_index : -1;
-    }
-    cluster_sync();
-    const bool wanted = shared_of(&shared.message[turn], 0)->slot >= 0;
-    turn ^= 1;  // see refresh_queue_kernel
-    if (!wanted) continue;
-    __threadfence();
-    if (threadIdx.x == 0) {
-      shared.work = {slot_index, params.layer, kv_head, static_cast<int32_t>(context),
-                     query,      nullptr,      true};
-    }
-    refresh_head(t);
-  }
-  cluster_sync();
-}
-
 // ---- at the end of a prefill ------------------------------------------------------------------
 
 __global__ void __launch_bounds__(kRefreshThreads, 4)
@@ -178,21 +135,19 @@ __global__ void __launch_bounds__(kRefreshThreads, 4)
   const HeadCacheView& head = t.heads[table_index(t, params.slot, params.layer, kv_head)];
   const int width = group_size(t.shape) * t.shape.head_dim;
   const float* query = params.queries + static_cast<int64_t>(kv_head) * width;
-  if (cluster_rank() == 0) {
-    float* kept = last_query(t, params.slot, params.layer, kv_head);
-    for (int i = static_cast<int>(threadIdx.x); i < width; i += kRefreshThreads) {
-      kept[i] = query[i];
-    }
-  }
   if (attends_all(t.slots[params.slot].rules, head.resident != nullptr, params.layer,
                   params.context_tokens)) {
     return;  // the whole cluster does
   }
   if (threadIdx.x == 0) {
     shared.work = {
-        params.slot, params.layer,
-        kv_head,     static_cast<int32_t>(params.context_tokens),
-        query,       params.layer_rows + kv_head * params.layer_capacity * row_bytes(t.shape),
+        params.slot,
+        params.layer,
+        kv_head,
+        static_cast<int32_t>(params.context_tokens),
+        query,
+        params.layer_rows + kv_head * params.layer_capacity * row_bytes(t.shape),
+        kRefreshWarps,
         false};
   }
   refresh_head(t);
@@ -202,23 +157,41 @@ __global__ void __launch_bounds__(kRefreshThreads, 4)
 
 inline constexpr int kDecideWarps = 4;
 
+template <int kElements>
 __global__ void __launch_bounds__(32 * kDecideWarps)
     decide_ahead_kernel(const __grid_constant__ DecideAhead params) {
   launch_dependents();
   wait_for_predecessor();
   const DecodeTables& t = params.tables;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
   const int i = static_cast<int>(blockIdx.x) * kDecideWarps + static_cast<int>(threadIdx.x) / 32;
   const int num_heads = t.shape.num_kv_heads;
   if (i >= params.rows * num_heads) return;
   const int row = i / num_heads, kv_head = i % num_heads;
   const int slot_index = t.row_slot[row];
   if (slot_index < 0 || t.slots[slot_index].active == 0) return;
+  const BatchSlot& slot = t.slots[slot_index];
   // Layer 0 has no layer before it whose input could foresee its query.
-  if (t.slots[slot_index].rules.predict != PredictRule::kPreviousLayer || params.layer == 0) return;
-  const int64_t width = static_cast<int64_t>(group_size(t.shape)) * t.shape.head_dim;
-  decide_and_queue(t, slot_index, params.layer, kv_head,
-                   params.queries + (static_cast<int64_t>(row) * num_heads + kv_head) * width,
-                   t.slots[slot_index].num_tokens + 1);
+  if (slot.rules.predict != PredictRule::kPreviousLayer || params.layer == 0) return;
+  const int64_t context = slot.num_tokens + 1;
+  const int64_t index = table_index(t, slot_index, params.layer, kv_head);
+  if (attends_all(slot.rules, t.heads[index].resident != nullptr, params.layer, context)) return;
+
+  const int group = group_size(t.shape), width = group * t.shape.head_dim;
+  const float* query = params.queries + static_cast<int64_t>(i) * width;
+  // The true query takes the other place: it may ask while this one is still read.
+  const uint8_t turn = query_turn(context - 1);
+  float* kept = kept_query(t, index, turn);
+  for (int at = lane; at < width; at += 32) kept[at] = query[at];
+  HeadLabel<kElements> label;
+  label.load(t, slot.rules, index, context, lane);
+  const GroupCosines cosines = group_cosines(query, label, group, lane);
+  const Decision decision = decide_head(t, slot_index, params.layer, index, label.facts,
+                                        cosines.with_label, context, Cause::kForesee);
+  __syncwarp();
+  if (decision != Decision::kHit && lane == 0) {
+    push_job(t, kAhead, slot_index, params.layer, kv_head, turn, context);
+  }
 }
 
 // Blocks of a cluster on the current device.
@@ -268,14 +241,6 @@ void refresh_queue(const RefreshQueueParams& params, cudaStream_t stream) {
   launch_clusters(refresh_queue_kernel, params.num_clusters, false, stream, params);
 }
 
-void refresh_now(const RefreshNow& params, cudaStream_t stream) {
-  static const bool once = (prefer_shared_memory(refresh_now_kernel), true);
-  (void)once;
-  const int heads = params.rows * params.tables.shape.num_kv_heads;
-  if (heads == 0) return;
-  launch_clusters(refresh_now_kernel, std::min(params.num_clusters, heads), true, stream, params);
-}
-
 void prime_sets(const PrimeSets& params, cudaStream_t stream) {
   launch_clusters(prime_sets_kernel, params.tables.shape.num_kv_heads, true, stream, params);
 }
@@ -284,7 +249,8 @@ void decide_ahead(const DecideAhead& params, cudaStream_t stream) {
   const int heads = params.rows * params.tables.shape.num_kv_heads;
   if (heads == 0) return;
   const auto grid = static_cast<unsigned>((heads + kDecideWarps - 1) / kDecideWarps);
-  launch(decide_ahead_kernel, dim3(grid), dim3(32 * kDecideWarps), 0, stream, params);
+  launch(params.tables.shape.head_dim == 64 ? decide_ahead_kernel<2> : decide_ahead_kernel<4>,
+         dim3(grid), dim3(32 * kDecideWarps), 0, stream, params);
 }
 
 }  // namespace clo::kernels

@@ -5,9 +5,9 @@
 // (bitmap against the held bits, free slots in slot order), fetch (pinned host row -> slot),
 // commit. Results equal the CPU backend's: reuse/reuse_rule, select/set_rule, kv/head_cache.
 //
-// Two ways in: `refresh_queue`, beside the layers, drains jobs that decisions have queued; and
-// `refresh_now`, between a layer's queries and its attention, where nothing predicts the query
-// (PredictRule::kNone) or where the true query may refute the prediction (correct).
+// `refresh_queue` runs beside the layers of a step and drains the jobs that decisions have queued:
+// first those that the layer at hand waits for (the true query missed), then those for a layer or a
+// step to come. Decisions: decide.cuh.
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
@@ -36,26 +36,13 @@ struct RefreshQueueParams {
   DecodeTables tables;
   RefreshScratch scratch;
   int32_t num_clusters = 4;
-  // Warps of a block that fetch, each with 4 KiB under way. Reads of host memory take microseconds;
-  // more of them than the link needs fill the queues that the layers' own reads pass through.
+  // Warps of a block that fetch for a job made ahead, each with 4 KiB under way. Reads of host memory
+  // take microseconds; more of them than the link needs fill the queues that the layers' own reads
+  // pass through. An urgent job fetches with every warp: the layers wait for it.
   int32_t fetch_warps = 2;
   bool drain = false;
 };
 void refresh_queue(const RefreshQueueParams& params, cudaStream_t stream);
-
-// Each (row, KV head) of one layer: waits until nothing is pending, decides with `queries`, and on
-// a miss refreshes there and then. A row takes part when its sequence predicts nothing or
-// `correct`s; a head that attends everything does not. Counted as corrections where a prediction
-// was made.
-struct RefreshNow {
-  DecodeTables tables;
-  RefreshScratch scratch;          // one per cluster
-  const float* queries = nullptr;  // [rows, num_q_heads * head_dim]
-  int32_t layer = 0;
-  int32_t rows = 0;
-  int32_t num_clusters = 16;  // at most; they take the heads in turn
-};
-void refresh_now(const RefreshNow& params, cudaStream_t stream);
 
 // First sets at the end of a prefill, from the last prompt query: every head of one layer and one
 // slot selects without being asked, and rows come from the layer buffer, device to device.
@@ -72,9 +59,9 @@ struct PrimeSets {
 };
 void prime_sets(const PrimeSets& params, cudaStream_t stream);
 
-// Decides for the coming step with queries foreseen and queues the misses: used for the previous
-// layer's prediction (one layer, all rows) where `queries` is [rows, num_q_heads * head_dim].
-// The decision of PredictRule::kPreviousStep is made in the tail of attention instead (attend/).
+// Decides with the queries that the previous layer foresees (PredictRule::kPreviousLayer; other rows
+// take no part) and queues the misses. `queries` [rows, num_q_heads * head_dim]. All other decisions
+// are made where the true queries are (rows/decode_rows.cu).
 struct DecideAhead {
   DecodeTables tables;
   const float* queries = nullptr;

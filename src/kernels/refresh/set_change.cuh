@@ -228,9 +228,9 @@ __device__ __noinline__ void fetch_rows(const DecodeTables& t) {
 
   // Few rows are dealt out thinly, so that every warp has copies under way; warps of different
   // blocks side by side, so that a small job is spread over multiprocessors.
-  const int num_warps = blocks * shared.fetch_warps;
+  const int fetch_warps = shared.work.fetch_warps, num_warps = blocks * fetch_warps;
   const int turn_rows = min(32, (num_fresh + num_warps - 1) / num_warps);
-  const int last = own < shared.fetch_warps ? num_fresh : 0;
+  const int last = own < fetch_warps ? num_fresh : 0;
   uint32_t phase = 0;
   for (int base = (own * blocks + rank) * turn_rows; base < last; base += num_warps * turn_rows) {
     const int rows = min(turn_rows, num_fresh - base);

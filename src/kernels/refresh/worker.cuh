@@ -29,6 +29,7 @@ struct HeadWork {
   int32_t context_tokens;
   const float* query;            // [group_size][head_dim], global
   const std::byte* device_rows;  // priming: the head's rows, token t at t; null: host pages
+  int32_t fetch_warps;           // of each block that bring rows
   bool counted;
 };
 
@@ -104,7 +105,6 @@ struct RefreshShared {
   uint32_t warp_sums[kRefreshWarps];
   uint32_t threshold_bin;  // find_threshold's answer
   uint32_t wanted_of_bin;
-  int fetch_warps;                           // of this block that bring rows
   uint32_t num_fresh, num_free;              // of this block; others read them
   uint32_t fresh_begin[kClusterBlocks + 1];  // rank of each block's first fresh token
   uint32_t free_begin[kClusterBlocks + 1];
@@ -120,10 +120,8 @@ static __shared__ RefreshShared shared;
 static_assert(sizeof(RefreshShared) <= 48 * 1024, "beside a weight-streaming block");
 
 // Once per kernel. A __syncthreads lies between this and the first use.
-__device__ __forceinline__ void bind_scratch(const RefreshScratch& scratch,
-                                             int fetch_warps = kRefreshWarps) {
+__device__ __forceinline__ void bind_scratch(const RefreshScratch& scratch) {
   if (threadIdx.x != 0) return;
-  shared.fetch_warps = min(max(fetch_warps, 1), kRefreshWarps);
   const int64_t tokens =
       scratch.bytes_per_cluster / kRefreshScratchTokenBytes / kPageTokens * kPageTokens;
   std::byte* data = scratch.data + cluster_index() * scratch.bytes_per_cluster;
