@@ -102,7 +102,7 @@ Status take_buffers(const BufferSizes& sizes, StepBuffers& b, const TakeBuffer& 
   CLO_TRY(take(b.rules, rows * heads, sizeof(kernels::HeadRule)));
   CLO_TRY(take(b.pending, rows * heads, 4));
   CLO_TRY(take(b.counters, rows * shape.num_layers, sizeof(kernels::DeviceCounters)));
-  CLO_TRY(take(b.due_ahead, rows * heads, 4));
+  CLO_TRY(take(b.decided, rows * heads, 4));
   CLO_TRY(floats(b.kept_queries, 2 * rows * shape.num_layers * q));
   b.max_pages = divide_up(sizes.limits.max_context_tokens, kPageTokens);
   CLO_TRY(take(b.pages, rows * b.max_pages, 4));

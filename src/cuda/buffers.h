@@ -62,7 +62,7 @@ struct StepBuffers {
   kernels::HeadRule* rules = nullptr;
   uint32_t* pending = nullptr;
   kernels::DeviceCounters* counters = nullptr;
-  uint32_t* due_ahead = nullptr;
+  uint32_t* decided = nullptr;
   float* kept_queries = nullptr;
   int32_t* pages = nullptr;          // [max_batch, max pages]
   uint64_t** code_blocks = nullptr;  // likewise

@@ -108,7 +108,7 @@ Status CudaRunner::build(Arena& arena) {
   tables_.rules = buffers_.rules;
   tables_.pending = buffers_.pending;
   tables_.counters = buffers_.counters;
-  tables_.due_ahead = buffers_.due_ahead;
+  tables_.decided = buffers_.decided;
   tables_.kept_queries = buffers_.kept_queries;
   tables_.hashes = system_.hashes.empty() ? nullptr : buffers_.hashes;
   tables_.queue = buffers_.queue;

@@ -99,7 +99,7 @@ SlotTable::SlotTable(const KvSystem& system, const StepBuffers& buffers, const C
   };
   clear(buffers.slots, max_batch * int64_t{sizeof(BatchSlot)});
   clear(buffers.pending, heads * 4);
-  clear(buffers.due_ahead, heads * 4);
+  clear(buffers.decided, heads * 4);
   clear(buffers.queue, sizeof(kernels::RefreshQueue));
   clear(buffers.jobs,
         kernels::kNumRings * buffers.queue_capacity * int64_t{sizeof(kernels::RefreshJob)});

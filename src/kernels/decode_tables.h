@@ -134,6 +134,12 @@ enum class FaultCode : uint32_t {
   kSetTooLong = 3,  // a head has more slots in use than a set of this context can have
 };
 
+// What a layer's true query decided about a head.
+enum Decided : uint32_t {
+  kDueAhead = 1,   // attention's tail is to queue the next step's set
+  kChosenNow = 2,  // the set that this step attends to is being chosen
+};
+
 // What the device tells the host after each step, in mapped pinned memory.
 struct StepResult {
   int32_t token = 0;   // sampled id
@@ -150,7 +156,7 @@ struct DecodeTables {
   HeadCacheView* heads = nullptr;      // [max_batch][num_layers][num_kv_heads]
   const HeadRule* rules = nullptr;     // likewise
   uint32_t* pending = nullptr;         // likewise: 1 while a refresh is due
-  uint32_t* due_ahead = nullptr;       // likewise: 1: attention's tail queues the next step's set
+  uint32_t* decided = nullptr;         // likewise: Decided flags of this step's true query
   DeviceCounters* counters = nullptr;  // [max_batch][num_layers]
   // [max_batch][num_layers][num_kv_heads][2][group_size * head_dim]: queries that jobs choose with,
   // in turn, so that a decision does not change what a job under way still reads.

@@ -144,8 +144,10 @@ class Step {
     jobs_ = std::make_unique<DeviceArray<RefreshJob>>(std::vector<RefreshJob>(kNumRings * kJobs));
     queries_host_ = random_floats(int64_t{num_rows_} * width(), 99, 1.5f);
     queries_ = std::make_unique<DeviceArray<float>>(queries_host_);
-    due_ahead_ = std::make_unique<DeviceArray<uint32_t>>(
-        std::vector<uint32_t>(static_cast<size_t>(table), 0));
+    // Of some heads the set is said to be chosen in this step: what was read of it early is stale.
+    std::vector<uint32_t> decided(static_cast<size_t>(table), 0);
+    for (size_t i = 0; i < decided.size(); i += 3) decided[i] = kChosenNow;
+    decided_ = std::make_unique<DeviceArray<uint32_t>>(decided);
     out_ = std::make_unique<DeviceArray<uint16_t>>(int64_t{num_rows_} * width());
     lse_ = std::make_unique<DeviceArray<float>>(int64_t{num_rows_} * shape_.num_q_heads);
     arrivals_ = std::make_unique<DeviceArray<uint32_t>>(
@@ -166,7 +168,7 @@ class Step {
     p.tables.rules = rules_->data();
     p.tables.pending = pending_->data();
     p.tables.counters = counters_->data();
-    p.tables.due_ahead = due_ahead_->data();
+    p.tables.decided = decided_->data();
     p.tables.queue = queue_->data();
     p.tables.jobs = jobs_->data();
     p.tables.queue_capacity = kJobs;
@@ -237,7 +239,7 @@ class Step {
   std::unique_ptr<DeviceArray<int32_t>> row_slot_;
   std::unique_ptr<DeviceArray<HeadCacheView>> views_;
   std::unique_ptr<DeviceArray<HeadRule>> rules_;
-  std::unique_ptr<DeviceArray<uint32_t>> pending_, due_ahead_, arrivals_;
+  std::unique_ptr<DeviceArray<uint32_t>> pending_, decided_, arrivals_;
   std::unique_ptr<DeviceArray<DeviceCounters>> counters_;
   std::unique_ptr<DeviceArray<RefreshQueue>> queue_;
   std::unique_ptr<DeviceArray<RefreshJob>> jobs_;
@@ -447,10 +449,10 @@ TEST_F(AttendTest, QueuesWhatIsDueForTheNextStep) {
              {.context = 50, .active = false, .predict = PredictRule::kPreviousStep},
              {.context = 41, .predict = PredictRule::kPreviousStep}});
   const int32_t first = step.num_rows_ - 1, last = 0;  // slots of the first and the last row
-  std::vector<uint32_t> due = step.due_ahead_->download();
-  for (int32_t slot = 0; slot < step.num_rows_; ++slot) due[step.index(slot, 1)] = 1;
-  due[step.index(first, 2)] = 1;
-  step.due_ahead_->upload(due);
+  std::vector<uint32_t> due = step.decided_->download();
+  for (int32_t slot = 0; slot < step.num_rows_; ++slot) due[step.index(slot, 1)] |= kDueAhead;
+  due[step.index(first, 2)] |= kDueAhead;
+  step.decided_->upload(due);
   step.run(132);
   compare(step, step.expect(), step.out_->download(), step.lse_->download());
   const RefreshQueue queue = step.queue_->download()[0];

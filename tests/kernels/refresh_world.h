@@ -208,9 +208,9 @@ class World {
     params.drain = true;
     refresh_queue(params, stream);
   }
-  // What the tail of attention does with due_ahead, for a next step of this context.
+  // What the tail of attention does with kDueAhead, for a next step of this context.
   int64_t queue_due(int64_t context) {
-    const std::vector<uint32_t> due = due_ahead_->download();
+    const std::vector<uint32_t> decided = decided_->download();
     std::vector<uint32_t> pending = pending_->download();
     std::vector<RefreshJob> jobs = jobs_->download();
     RefreshQueue queue = this->queue();
@@ -219,7 +219,7 @@ class World {
       const auto slot = static_cast<int32_t>(i / scene_.kv_heads);
       const auto cell = static_cast<size_t>((slot * kLayers + kLayer) * scene_.kv_heads +
                                             static_cast<int32_t>(i % scene_.kv_heads));
-      if (due[cell] == 0) continue;
+      if ((decided[cell] & kDueAhead) == 0) continue;
       const uint64_t position = queue.rings[kAhead].tail++;
       jobs[tables_.queue_capacity + (position & (tables_.queue_capacity - 1))] = {
           slot,
@@ -488,7 +488,7 @@ class World {
     std::vector<int32_t> row_slot(static_cast<size_t>(scene_.num_slots));
     std::iota(row_slot.begin(), row_slot.end(), 0);
     row_slot_ = std::make_unique<DeviceArray<int32_t>>(row_slot);
-    due_ahead_ = std::make_unique<DeviceArray<uint32_t>>(std::vector<uint32_t>(cells, 0));
+    decided_ = std::make_unique<DeviceArray<uint32_t>>(std::vector<uint32_t>(cells, 0));
     kept_queries_ = std::make_unique<DeviceArray<float>>(2 * static_cast<int64_t>(cells) *
                                                          group_width());
     queue_ = std::make_unique<DeviceArray<RefreshQueue>>(std::vector<RefreshQueue>(1));
@@ -506,7 +506,7 @@ class World {
     tables_.rules = device_rules_->data();
     tables_.pending = pending_->data();
     tables_.counters = device_counters_->data();
-    tables_.due_ahead = due_ahead_->data();
+    tables_.decided = decided_->data();
     tables_.kept_queries = kept_queries_->data();
     tables_.hashes = device_hashes_->data();
     tables_.host_rows = rows_->data();
@@ -625,7 +625,7 @@ class World {
   DecodeTables tables_;
   std::unique_ptr<PinnedArray<std::byte>> rows_;
   std::unique_ptr<DeviceArray<int32_t>> page_table_, row_slot_;
-  std::unique_ptr<DeviceArray<uint32_t>> device_signs_, pending_, due_ahead_;
+  std::unique_ptr<DeviceArray<uint32_t>> device_signs_, pending_, decided_;
   std::unique_ptr<DeviceArray<float>> device_weights_, kept_queries_;
   std::vector<std::unique_ptr<DeviceArray<float>>> decode_inputs_;  // live until the next decode
   std::unique_ptr<DeviceArray<HashParams>> device_hashes_;

@@ -349,7 +349,7 @@ void run_decode(const Case& c) {
   const auto kv_heads = static_cast<size_t>(c.kv_heads);
   const DeviceArray<HeadRule> rules(std::vector<HeadRule>(views.size()));
   const DeviceArray<uint32_t> pending(std::vector<uint32_t>(views.size(), 0));
-  const DeviceArray<uint32_t> due(std::vector<uint32_t>(views.size(), 1));
+  const DeviceArray<uint32_t> decided(std::vector<uint32_t>(views.size(), kDueAhead));
   const DeviceArray<DeviceCounters> counters(
       std::vector<DeviceCounters>(positions.size() * kLayers));
   const DeviceArray<float> kept(2 * cells * c.group * c.head_dim);
@@ -360,7 +360,7 @@ void run_decode(const Case& c) {
   p.tables.shape = shape;
   p.tables.rules = rules.data();
   p.tables.pending = pending.data();
-  p.tables.due_ahead = due.data();
+  p.tables.decided = decided.data();
   p.tables.counters = counters.data();
   p.tables.kept_queries = kept.data();
   p.tables.queue = queue.data();
@@ -404,7 +404,7 @@ void run_decode(const Case& c) {
   places.check_codes(true, true);
 
   // Jobs of the heads that choose, with their queries.
-  const std::vector<uint32_t> asked = pending.download();
+  const std::vector<uint32_t> asked = pending.download(), flags = decided.download();
   const std::vector<float> kept_now = kept.download();
   const auto width_of_head = static_cast<size_t>(c.group * c.head_dim);
   uint64_t expected_jobs = 0;
@@ -415,6 +415,7 @@ void run_decode(const Case& c) {
       const int64_t context = positions[r] + 1;
       const bool chooses = r != kInactive && (h % 2 == 0 || !covers(PolicyOptions{}, context));
       ASSERT_EQ(asked[cell], chooses ? 1u : 0u) << "row " << r << " head " << h;
+      ASSERT_EQ(flags[cell], r == kInactive ? kDueAhead : chooses ? kChosenNow : 0u);
       if (!chooses) continue;
       ++expected_jobs;
       const size_t at = (cell * 2 + static_cast<size_t>(context & 1)) * width_of_head;
@@ -424,7 +425,6 @@ void run_decode(const Case& c) {
   }
   ASSERT_EQ(queue.download()[0].rings[kUrgent].tail, expected_jobs);
   ASSERT_EQ(queue.download()[0].rings[kAhead].tail, 0u);
-  for (const uint32_t flag : due.download()) ASSERT_LE(flag, 1u);
 }
 
 TEST_F(RowsTest, DecodeRowsEqualTheCpus) {

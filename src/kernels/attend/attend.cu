@@ -23,6 +23,8 @@ struct Shared {
   int32_t run_first, run_last;    // this block's tiles
   int32_t batch_first[kBatch];    // first tile of each head of the batch
   HeadRows batch[kBatch];
+  HeadRows early_head;  // that of the run's first tile, before the kernel ahead has ended
+  bool early;           // its set is there; later: and has not been chosen again
   float max[kWarps][kMaxGroup];  // of each warp's tiles, then its weight in the part
   float sum[kWarps][kMaxGroup];
   float best[kMaxGroup], total[kMaxGroup];  // of the part, then of the head
@@ -53,11 +55,13 @@ class Block {
       if (idle_rows) clear_idle_rows();
       return;
     }
+    FirstTile early;
     while (tile < shared_.run_last) {
       find(tile);
       HeadRows h;
       if (warp_ == 0) h = describe_batch();
       if (tile == shared_.run_first) {
+        early = start_early(h);
         wait_for_predecessor();
         if (idle_rows) clear_idle_rows();
       }
@@ -70,7 +74,9 @@ class Block {
         const int32_t end = first + tiles_of(shared_.batch[i].count);
         const int32_t stop = end < shared_.run_last ? end : shared_.run_last;
         if (stop <= tile) continue;  // a row without a sequence
-        attend_segment(shared_.batch[i], shared_.found_head + i, first, end, tile, stop);
+        const bool started = tile == shared_.run_first && shared_.early;
+        attend_segment(shared_.batch[i], shared_.found_head + i, first, end, tile, stop,
+                       started ? early : FirstTile{});
         tile = stop;
       }
     }
@@ -143,6 +149,29 @@ class Block {
     if (lane_ >= kBatch || head >= num_heads()) return {};
     return head_rows(t_, p_.layer, head);
   }
+  // While the kernels before this one still run: the warps' first tiles of the run's first head, as
+  // far as these kernels do not change them. They may choose the head's set anew, which read_batch
+  // finds out, and they write the row of the step's own token, the last of the list.
+  __device__ FirstTile start_early(const HeadRows& described) {
+    if (thread_ == 0) {
+      HeadRows h = described;  // of found_head
+      shared_.early = h.state == nullptr || load_acquire(pending(h, shared_.found_head)) == 0;
+      if (shared_.early && h.state != nullptr) {
+        h.num_used = min(__ldcg(&h.state->num_slots_used), h.num_mapped);
+      }
+      shared_.early_head = h;
+    }
+    __syncthreads();
+    const HeadRows& h = shared_.early_head;
+    const int32_t tile = shared_.run_first - shared_.found_first + warp_;
+    const int32_t last = shared_.run_last - shared_.found_first;
+    if (!shared_.early || tile >= last || (tile + 1) * kTileRows >= h.count) return {};
+    return start_tile<kHeadDim>(h, tile, shared_address(warp_acc(warp_)), lane_);
+  }
+  __device__ const uint32_t* pending(const HeadRows& h, int32_t head) const {
+    return t_.pending + table_index(t_, h.slot, p_.layer, head % t_.shape.num_kv_heads);
+  }
+
   // Those of this block's run wait until nothing is pending.
   __device__ void read_batch(HeadRows& h) {
     const int32_t head = shared_.found_head + lane_;
@@ -155,6 +184,12 @@ class Block {
     }
     const int32_t first = shared_.found_first + inclusive - tiles;
     if (h.state != nullptr && first < shared_.run_last) {
+      if (lane_ == 0) {
+        const int64_t index = table_index(t_, h.slot, p_.layer, head % t_.shape.num_kv_heads);
+        const bool changed =
+            (__ldcg(t_.decided + index) & kChosenNow) != 0 || load_acquire(t_.pending + index) != 0;
+        shared_.early = shared_.early && !changed;
+      }
       wait_for_refresh(h, head % t_.shape.num_kv_heads, first >= shared_.run_first);
       const int32_t used = __ldcg(&h.state->num_slots_used);
       if (used > h.num_mapped) fail(FaultCode::kSetTooLong);
@@ -185,13 +220,15 @@ class Block {
   // Query head 0 of a head's group, as a number over all rows of the step.
   __device__ int64_t first_query(int32_t head) const { return static_cast<int64_t>(head) * group_; }
 
-  // Tiles [begin, stop) of the line, all of `head`, whose tiles are [first, end).
+  // Tiles [begin, stop) of the line, all of `head`, whose tiles are [first, end). `started`: this
+  // warp's first.
   __device__ void attend_segment(const HeadRows& h, int32_t head, int32_t first, int32_t end,
-                                 int32_t begin, int32_t stop) {
+                                 int32_t begin, int32_t stop, FirstTile started) {
     RunningSoftmax<kHeadDim> softmax;
-    const int32_t rows = attend_tiles<kHeadDim>(
-        h, queries(head), group_, p_.tables.scale * 1.44269504f, begin - first + warp_,
-        stop - first, kWarps, shared_address(warp_acc(warp_)), query_memory(), lane_, softmax);
+    const int32_t rows =
+        attend_tiles<kHeadDim>(h, queries(head), group_, p_.tables.scale * 1.44269504f,
+                               begin - first + warp_, stop - first, kWarps, started,
+                               shared_address(warp_acc(warp_)), query_memory(), lane_, softmax);
     if (lane_ == 0) shared_.rows[warp_] = rows;
     combine_warps(softmax);
     if (thread_ == 0) {
@@ -413,7 +450,7 @@ class Block {
       atomicAdd(&counters(h.slot).rows_in_context, static_cast<unsigned long long>(h.context));
       const int32_t kv_head = head % t_.shape.num_kv_heads;
       if (t_.slots[h.slot].rules.predict == PredictRule::kPreviousStep &&
-          __ldcg(t_.due_ahead + table_index(t_, h.slot, p_.layer, kv_head)) != 0) {
+          (__ldcg(t_.decided + table_index(t_, h.slot, p_.layer, kv_head)) & kDueAhead) != 0) {
         push_job(t_, kAhead, h.slot, p_.layer, kv_head, query_turn(h.context),
                  int64_t{h.context} + 1);
       }
@@ -452,7 +489,7 @@ class Block {
 
 template <int kHeadDim>
 // Registers: a block and a refresh block (256 threads of 64) share a multiprocessor.
-__global__ void __maxnreg__(88) attend_kernel(const __grid_constant__ AttendRows params) {
+__global__ void __maxnreg__(96) attend_kernel(const __grid_constant__ AttendRows params) {
   extern __shared__ __align__(16) std::byte tiles[];
   __shared__ Shared shared;
   Block<kHeadDim>(params, shared, tiles).run();

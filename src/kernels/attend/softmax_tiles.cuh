@@ -184,26 +184,41 @@ __device__ __forceinline__ void add_values(RunningSoftmax<kHeadDim>& softmax,
   }
 }
 
-// Tiles first, first + stride, ... below last of one head. `memory`: the warp's kWarpBytes of
-// shared memory. Returns how many rows counted.
+// A tile whose copies have been started, keys and values in a group each.
+struct FirstTile {
+  TileRows rows;
+  bool started = false;
+};
+template <int kHeadDim>
+__device__ __forceinline__ FirstTile start_tile(const HeadRows& h, int32_t tile, uint32_t memory,
+                                                int lane) {
+  const int32_t mapped = mapped_token(h, tile * kTileRows + lane % kTileRows);
+  const FirstTile first = {locate_tile<kHeadDim>(h, tile, mapped, lane), true};
+  fetch_half<kHeadDim, 0>(h, first.rows, memory, lane);
+  fetch_half<kHeadDim, 1>(h, first.rows, memory, lane);
+  return first;
+}
+
+// Tiles first, first + stride, ... below last of one head. `started`: the first of them, if its
+// copies are under way; copies of another are awaited and thrown away. `memory`: the warp's
+// kWarpBytes of shared memory. Returns how many rows counted.
 template <int kHeadDim>
 __device__ __forceinline__ int32_t attend_tiles(const HeadRows& h, const float* queries, int group,
                                                 float scale_log2, int32_t first, int32_t last,
-                                                int32_t stride, uint32_t memory,
-                                                std::byte* query_memory, int lane,
+                                                int32_t stride, FirstTile started,
+                                                uint32_t memory, std::byte* query_memory, int lane,
                                                 RunningSoftmax<kHeadDim>& softmax) {
   const auto map_entry = [&](int32_t tile) {
     return mapped_token(h, tile * kTileRows + lane % kTileRows);
   };
   // A map entry is asked for two tiles before its row: the row's address waits for it.
-  const int32_t mapped_first = map_entry(first);
-  int32_t mapped = map_entry(first + stride), mapped_after = map_entry(first + 2 * stride);
-  TileRows tile_rows;
-  if (first < last) {
-    tile_rows = locate_tile<kHeadDim>(h, first, mapped_first, lane);
-    fetch_half<kHeadDim, 0>(h, tile_rows, memory, lane);
-    fetch_half<kHeadDim, 1>(h, tile_rows, memory, lane);
+  if (first < last && !started.started) {
+    copy_async_wait<0>();
+    __syncwarp();
+    started = start_tile<kHeadDim>(h, first, memory, lane);
   }
+  TileRows tile_rows = started.rows;
+  int32_t mapped = map_entry(first + stride), mapped_after = map_entry(first + 2 * stride);
   SplitQueries<kHeadDim>::store(query_memory, queries, group);
   __syncthreads();
   const uint32_t query_address =

@@ -261,7 +261,7 @@ __device__ __forceinline__ bool wait_until_refreshed(const DecodeTables& t, int6
 
 // The decisions that a layer's true query makes: for its own attention, where nothing foresaw it or
 // where it may refute what was foreseen, and, for PredictRule::kPreviousStep, for the next step. A
-// miss of the first kind is queued as urgent; one of the second is noted in due_ahead, for the tail
+// miss of the first kind is queued as urgent; one of the second is noted in `decided`, for the tail
 // of attention, which may be reading the rows that it replaces. Executed by a whole warp.
 // Requires: `query` is in the head's kept query of this context; label as loaded at this context.
 template <int kElements>
@@ -298,7 +298,7 @@ __device__ __forceinline__ void decide_with_true_query(const DecodeTables& t, in
                       chosen_now ? cosines.with_itself : cosines.with_label, context_tokens + 1,
                       Cause::kForesee) != Decision::kHit;
   }
-  if (lane == 0) t.due_ahead[index] = due ? 1 : 0;
+  if (lane == 0) t.decided[index] = (due ? kDueAhead : 0u) | (chosen_now ? kChosenNow : 0u);
 }
 
 }  // namespace clo::kernels

@@ -24,6 +24,11 @@ __device__ __forceinline__ unsigned long long load_now(const unsigned long long*
 
 // ---- jobs from the queue ----------------------------------------------------------------------
 
+// With so many turns of all clusters waiting, the link is what the step waits for, and not the layers
+// that more reads under way would slow.
+constexpr unsigned kBacklogTurns = 2;
+constexpr int kBacklogFactor = 2;
+
 // Takes the oldest job of a ring; slot -1: none is there.
 __device__ __forceinline__ HeadWork take_job(const DecodeTables& t, int ring, int32_t fetch_warps) {
   RefreshQueue::Ring& of_ring = t.queue->rings[ring];
@@ -44,7 +49,12 @@ __device__ __forceinline__ HeadWork take_job(const DecodeTables& t, int ring, in
     work.kv_head = job.kv_head;
     work.context_tokens = job.context_tokens;
     work.query = kept_query(t, table_index(t, job.slot, job.layer, job.kv_head), job.query);
-    work.fetch_warps = ring == kUrgent ? kRefreshWarps : fetch_warps;
+    work.fetch_warps = fetch_warps;
+    if (ring == kUrgent) {
+      work.fetch_warps = kRefreshWarps;
+    } else if (load_now(&of_ring.tail) - position > kBacklogTurns * num_clusters()) {
+      work.fetch_warps = min(kBacklogFactor * fetch_warps, kRefreshWarps);
+    }
     work.counted = true;
     return work;
   }

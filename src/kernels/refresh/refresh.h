@@ -38,7 +38,8 @@ struct RefreshQueueParams {
   int32_t num_clusters = 4;
   // Warps of a block that fetch for a job made ahead, each with 4 KiB under way. Reads of host memory
   // take microseconds; more of them than the link needs fill the queues that the layers' own reads
-  // pass through. An urgent job fetches with every warp: the layers wait for it.
+  // pass through. An urgent job fetches with every warp, for the layers wait for it; with many jobs
+  // waiting twice as many fetch.
   int32_t fetch_warps = 2;
   bool drain = false;
 };

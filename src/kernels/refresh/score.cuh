@@ -1,6 +1,12 @@
 #pragma once
 // Hash selection's keys: Hamming distance between the codes of the group's queries and of every
 // candidate, summed over the group, and its histogram. The codes cross memory once.
+//
+// The group's queries are asked at once. Of n queries let c have bit i of their code set: a key with
+// that bit adds n - c to its distance, one without adds c. So bit i adds min(c, n - c), whatever the
+// key, and |n - 2 c| more when the key's bit is not that of the majority. The distance is a constant
+// plus a weighted count of disagreements with the majority's code, and weights are at most 8: a few
+// planes of bits. Equal to the sum of the distances, bit for bit.
 #include <cstdint>
 
 #include "kernels/refresh/instructions.cuh"
@@ -39,6 +45,68 @@ __device__ __noinline__ void encode_queries(const DecodeTables& t) {
   __syncthreads();
 }
 
+// The group's codes as one: the majority's code, and the weights of its bits in planes, divided by
+// two for an even group (they all are even then). Every block makes its own.
+// Requires: the queries' codes; at most kRefreshThreads bits.
+__device__ __forceinline__ void combine_queries(const DecodeTables& t) {
+  const int bits = t.shape.code_bits, group = group_size(t.shape);
+  const int bit = static_cast<int>(threadIdx.x), lane = bit % 32, words = bits / 32;
+  if (bit < bits) {  // whole warps
+    const auto* codes = reinterpret_cast<const uint32_t*>(shared.query_codes);
+    int count = 0;
+    for (int g = 0; g < group; ++g) count += codes[g * words + bit / 32] >> lane & 1u;
+    const bool majority = 2 * count > group;
+    const int weight = abs(group - 2 * count) >> (group % 2 == 0 ? 1 : 0);
+    int base = min(count, group - count);
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2) {
+      base += __shfl_xor_sync(0xFFFFFFFFu, base, offset);
+    }
+    const uint32_t code = __ballot_sync(0xFFFFFFFFu, majority);
+    uint32_t plane[kMaxPlanes];
+#pragma unroll
+    for (int p = 0; p < kMaxPlanes; ++p) {
+      plane[p] = __ballot_sync(0xFFFFFFFFu, (weight >> p & 1) != 0);
+    }
+    if (lane == 0) {
+      shared.majority[bit / 32] = code;
+#pragma unroll
+      for (int p = 0; p < kMaxPlanes; ++p) shared.planes[p][bit / 32] = plane[p];
+      shared.base_of_word[bit / 32] = base;
+    }
+  }
+  __syncthreads();
+}
+
+// Sum over columns of bits: word i of plane p counts 2^p for each of its bits, a carried word
+// 2^kPlane. Three words of one weight become a sum and a carry of the next, until one is left, whose
+// population is counted: that is the scarcest instruction here.
+template <int kPlane, int kPlanes, int kWords, int kCarried>
+__device__ __forceinline__ uint32_t weighted_count(const uint32_t (&planes)[kPlanes][kWords],
+                                                   const uint32_t* carried) {
+  constexpr int kOwn = kPlane < kPlanes ? kWords : 0, kCount = kOwn + kCarried;
+  if constexpr (kCount == 0) {
+    return 0;
+  } else {
+    uint32_t word[kCount], carry[kCount / 2 + 1];
+#pragma unroll
+    for (int i = 0; i < kCarried; ++i) word[i] = carried[i];
+    if constexpr (kOwn > 0) {
+#pragma unroll
+      for (int i = 0; i < kOwn; ++i) word[kCarried + i] = planes[kPlane][i];
+    }
+    uint32_t sum = word[0];
+#pragma unroll
+    for (int i = 1; i < kCount; i += 2) {
+      const uint32_t other = i + 1 < kCount ? word[i + 1] : 0;
+      carry[i / 2] = carry_bits(sum, word[i], other);
+      sum = sum_bits(sum, word[i], other);
+    }
+    return __popc(sum) +
+           2 * weighted_count<kPlane + 1, kPlanes, kWords, kCount / 2>(planes, carry);
+  }
+}
+
 // Notes distances of the slice's candidates.
 struct DistanceNotes {
   uint16_t* distances = shared.scratch.distances();
@@ -65,20 +133,17 @@ __device__ __forceinline__ void load_pages(const DecodeTables& t, int32_t first_
   __syncthreads();
 }
 
-// A turn is two pages: thread i takes token i of both, so that a word of a query's code is read for
-// two tokens. Codes come through a ring in shared memory, in which a thread sees only its own
-// places, so no barrier is needed; what is under way covers the latency of device memory.
-//
-// Bits are added up carry-save: of a running word and two new ones the sum bits stay and the carry
-// bits are counted, which halves the population counts, the scarcest instruction here.
-template <int kWords>
+// A turn is two pages: thread i takes token i of both. Codes come through a ring in shared memory, in
+// which a thread sees only its own places, so no barrier is needed; what is under way covers the
+// latency of device memory.
+template <int kWords, int kPlanes>
 __device__ __noinline__ void score_words(const DecodeTables& t) {
+  constexpr int kHalves = 2 * kWords;  // words of 32 bits
   constexpr int kPieceBytes = kWords == 1 ? 8 : 16;
   constexpr int kPieces = kWords * 8 / kPieceBytes;
   constexpr unsigned kTurns = kRingBytes / (2 * kRefreshThreads * kWords * 8);
   static_assert(kTurns >= 2 && kRefreshThreads == kPageTokens);
-  const int tid = static_cast<int>(threadIdx.x), group = group_size(t.shape);
-  const auto* queries = reinterpret_cast<const uint32_t*>(shared.query_codes);
+  const int tid = static_cast<int>(threadIdx.x);
   const DistanceNotes notes;
   auto* ring = reinterpret_cast<std::byte*>(shared.ring);
   // Piece p of this thread's token of page j of a turn.
@@ -87,6 +152,15 @@ __device__ __noinline__ void score_words(const DecodeTables& t) {
            (turn % kTurns * 2 * kPieces + j * kPieces + p) * (kRefreshThreads * kPieceBytes) +
            tid * kPieceBytes;
   };
+  uint32_t majority[kHalves], weights[kPlanes][kHalves], base = 0;
+#pragma unroll
+  for (int w = 0; w < kHalves; ++w) {
+    majority[w] = shared.majority[w];
+#pragma unroll
+    for (int p = 0; p < kPlanes; ++p) weights[p][w] = shared.planes[p][w];
+    base += static_cast<uint32_t>(shared.base_of_word[w]);
+  }
+  const int doubled = group_size(t.shape) % 2 == 0 ? 1 : 0;
 
   const int32_t last_page = shared.candidates.slice_end / kPageTokens;
   for (int32_t first_page = shared.candidates.slice_begin / kPageTokens; first_page < last_page;
@@ -113,41 +187,46 @@ __device__ __noinline__ void score_words(const DecodeTables& t) {
     for (unsigned turn = 0; turn < num_turns; ++turn) {
       start(turn + kTurns - 1);
       wait_copies<kTurns - 1>();
-      uint32_t code[2][2 * kWords], ones[2] = {0, 0}, carries[2] = {0, 0};
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
+        uint32_t code[kHalves], differs[kPlanes][kHalves];
 #pragma unroll
         for (int p = 0; p < kPieces; ++p) {
           if constexpr (kPieceBytes == 16) {
             const uint4 piece = *reinterpret_cast<const uint4*>(place(turn, j, p));
-            code[j][4 * p] = piece.x, code[j][4 * p + 1] = piece.y;
-            code[j][4 * p + 2] = piece.z, code[j][4 * p + 3] = piece.w;
+            code[4 * p] = piece.x, code[4 * p + 1] = piece.y;
+            code[4 * p + 2] = piece.z, code[4 * p + 3] = piece.w;
           } else {
             const uint2 piece = *reinterpret_cast<const uint2*>(place(turn, j, p));
-            code[j][2 * p] = piece.x, code[j][2 * p + 1] = piece.y;
+            code[0] = piece.x, code[1] = piece.y;
           }
         }
-      }
-      for (int g = 0; g < group; ++g) {
 #pragma unroll
-        for (int w = 0; w < kWords; ++w) {
-          const uint2 query = *reinterpret_cast<const uint2*>(queries + (g * kWords + w) * 2);
+        for (int w = 0; w < kHalves; ++w) {
 #pragma unroll
-          for (int j = 0; j < 2; ++j) {
-            const uint32_t a = code[j][2 * w] ^ query.x, b = code[j][2 * w + 1] ^ query.y;
-            carries[j] += __popc(carry_bits(ones[j], a, b));
-            ones[j] = sum_bits(ones[j], a, b);
-          }
+          for (int p = 0; p < kPlanes; ++p) differs[p][w] = (code[w] ^ majority[w]) & weights[p][w];
         }
-      }
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
+        const uint32_t more = weighted_count<0, kPlanes, kHalves, 0>(differs, nullptr);
         const int page = static_cast<int>(2 * turn) + j;
         if (page < num_pages) {
-          notes.put((first_page + page) * kPageTokens + tid, __popc(ones[j]) + 2 * carries[j]);
+          notes.put((first_page + page) * kPageTokens + tid, base + (more << doubled));
         }
       }
     }
+  }
+}
+
+template <int kWords>
+__device__ __forceinline__ void score_group(const DecodeTables& t) {
+  combine_queries(t);
+  // The largest weight: of an odd group its size, of an even one half of it.
+  const int group = group_size(t.shape), largest = group % 2 == 0 ? group / 2 : group;
+  if (largest == 1) {
+    score_words<kWords, 1>(t);
+  } else if (largest <= 3) {
+    score_words<kWords, 2>(t);
+  } else {
+    score_words<kWords, 3>(t);
   }
 }
 
@@ -178,13 +257,13 @@ __device__ __forceinline__ Threshold hash_threshold(const DecodeTables& t) {
   encode_queries(t);
   switch (t.shape.code_bits) {
     case 64:
-      score_words<1>(t);
+      score_group<1>(t);
       break;
     case 128:
-      score_words<2>(t);
+      score_group<2>(t);
       break;
     case 256:
-      score_words<4>(t);
+      score_group<4>(t);
       break;
     default:
       score_any(t);

@@ -213,7 +213,7 @@ class HeadStep {
   __device__ void decide() {
     wait_for_predecessor();
     if (!decides_) {
-      if (lane_ == 0) t_.due_ahead[index_] = 0;
+      if (lane_ == 0) t_.decided[index_] = 0;
       return;
     }
     HeadLabel<kElements> label;

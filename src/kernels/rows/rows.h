@@ -16,7 +16,7 @@ namespace clo::kernels {
 // and V rounded to the row type, the code made from the rounded key.
 //
 // The queries also decide, for heads that do not attend everything: what this layer's attention must
-// wait for goes into the refresh queue, what the next step will need is noted in due_ahead (rules:
+// wait for goes into the refresh queue, what the next step will need is noted in decided (rules:
 // refresh/decide.cuh).
 struct DecodeRows {
   DecodeTables tables;
