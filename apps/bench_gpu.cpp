@@ -32,6 +32,7 @@ struct GpuFlags {
   int32_t threads = 0;
   int32_t clusters = kDefaultQueueClusters;
   int32_t fetch_warps = kDefaultFetchWarps;
+  uint32_t nap = kDefaultScoreNapNs;
 };
 
 void add_common(CLI::App& app, GpuFlags& f) {
@@ -47,8 +48,10 @@ void add_common(CLI::App& app, GpuFlags& f) {
   add_value(app, "--bits", f.bits, "Bits of a key's code (128)");
   add_value(app, "--threads", f.threads, "Threads that touch memory before it is pinned (all)");
   add_value(app, "--refresh-clusters", f.clusters,
-            "Clusters of blocks that refresh beside the layers (12)");
+            "Clusters of blocks that refresh beside the layers (24)");
   add_value(app, "--fetch-warps", f.fetch_warps, "Warps of each of their blocks that fetch (1)");
+  add_value(app, "--score-nap", f.nap,
+            "Nanoseconds that they rest between pages of a choice without hurry (0)");
   app.add_option("-o,--output", f.output, "Write every figure as JSON lines");
   f.policy.add_to(app, false);
 }
@@ -79,8 +82,8 @@ Result<MeasureOptions> resolve(const GpuFlags& f) {
   options.context_tokens = f.context;
   options.batch = f.batch;
   options.code_bits = f.bits;
-  if (f.clusters < 1 || f.clusters > 16) {
-    return Error{ErrorCode::kBadFlag, "expected 1 to 16, found " + std::to_string(f.clusters),
+  if (f.clusters < 1 || f.clusters > 64) {
+    return Error{ErrorCode::kBadFlag, "expected 1 to 64, found " + std::to_string(f.clusters),
                  "--refresh-clusters"};
   }
   options.queue_clusters = f.clusters;
@@ -89,6 +92,7 @@ Result<MeasureOptions> resolve(const GpuFlags& f) {
                  "--fetch-warps"};
   }
   options.fetch_warps = f.fetch_warps;
+  options.score_nap_ns = f.nap;
   options.host_threads = f.threads > 0 ? f.threads : num_cpus();
   CLO_ASSIGN(options.policy, f.policy.resolve(f.preset));
   options.policy = for_backend(options.policy, Backend::kCuda);
@@ -108,6 +112,7 @@ nlohmann::json head_line(const char* bench, const GpuFlags& f, const CudaMeasure
           {"batch", f.batch},
           {"refresh_clusters", f.clusters},
           {"fetch_warps", f.fetch_warps},
+          {"score_nap_ns", f.nap},
           {"device_memory", f.device_memory.value_or("free")},
           {"hbm_read_bytes_per_s", ceilings.hbm_read_bytes_per_s},
           {"link_copy_bytes_per_s", ceilings.link_copy_bytes_per_s},
@@ -198,6 +203,7 @@ nlohmann::json step_line(const std::string& name, int64_t batch, const StepFigur
           {"code_bytes", s.code_bytes},
           {"attended_bytes", s.attended_bytes},
           {"link_bytes", s.link_bytes},
+          {"gather_bytes_per_s", s.gather_bytes_per_s},
           {"hbm_floor_s", s.hbm_floor_s(c)},
           {"link_floor_s", s.link_floor_s(c)},
           {"of_floor", s.median_s / s.floor_s(c)},

@@ -1,5 +1,8 @@
 #include "cuda/backend.h"
 
+#include <cstdlib>
+#include <string_view>
+
 #include "base/check.h"
 #include "base/try.h"
 #include "base/units.h"
@@ -95,6 +98,14 @@ BufferSizes buffer_sizes(const ModelConfig& config, const KvShape& shape,
 }  // namespace
 
 Result<std::unique_ptr<CudaBackend>> CudaBackend::create(int host_threads) {
+  // The refresh kernel runs beside the layers: waiting for either to end before the other starts
+  // would be for ever.
+  if (const char* blocking = std::getenv("CUDA_LAUNCH_BLOCKING");
+      blocking != nullptr && std::string_view(blocking) != "0" && *blocking != 0) {
+    return Error{ErrorCode::kUnsupported,
+                 "CUDA_LAUNCH_BLOCKING is set, but kernels must run side by side; unset it",
+                 "--backend cuda"};
+  }
   CLO_ASSIGN(DeviceFacts facts, device_facts());
   const int64_t before = driver_used_at_start();
   CLO_CUDA(cudaSetDevice(0));

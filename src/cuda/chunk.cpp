@@ -225,6 +225,7 @@ std::span<const float> CudaRunner::prefill(std::span<const int32_t> ids, Sequenc
   CLO_CHECK(rows >= 1 && rows <= limits_.chunk_rows, rows, limits_.chunk_rows);
   CLO_CHECK(first + rows <= limits_.layer_tokens, first, rows, limits_.layer_tokens);
   *abandoned = false;
+  stop_refreshes();  // priming uses their scratch, and the layers every multiprocessor
 
   std::memcpy(host_ids_.as<int32_t>(), ids.data(), ids.size_bytes());
   CLO_CUDA(cudaMemcpyAsync(buffers_.ids, host_ids_.as<int32_t>(), ids.size_bytes(),

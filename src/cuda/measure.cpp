@@ -83,6 +83,8 @@ class Measure final : public CudaMeasure {
  private:
   void end_batch();
   void fill_rows(SequenceKv& sequence, int64_t tokens, uint64_t seed);
+  // Bytes a second at which a share of each head's rows can be read from the store.
+  double gather_rate(double share);
 
   MeasureOptions options_;
   std::unique_ptr<CudaBackend> backend_;
@@ -165,6 +167,7 @@ Status Measure::build() {
   limits.chunk_rows = options_.chunk_rows;
   limits.queue_clusters = options_.queue_clusters;
   limits.fetch_warps = options_.fetch_warps;
+  limits.score_nap_ns = options_.score_nap_ns;
   limits.max_context_tokens = capacity;
   // Decode measurements lay rows into the store piece by piece and need no whole layer.
   limits.layer_tokens = options_.chunk_rows < options_.context_tokens
@@ -195,6 +198,23 @@ Ceilings Measure::ceilings() {
                                  runner_->stream().get()));
       });
   return ceilings;
+}
+
+double Measure::gather_rate(double share) {
+  runner_->synchronize();
+  const SequenceKv& sequence = *batch_.front();
+  kernels::GatherOnce gather;
+  gather.layout = store_->layout();
+  gather.host_rows = store_->rows(0, 0);
+  gather.pages = runner_->slots().device_pages(sequence);
+  gather.context_tokens = sequence.num_tokens();
+  gather.share = share;
+  gather.sink = reinterpret_cast<uint32_t*>(runner_->buffers().parts);
+  int64_t num_bytes = 0;
+  const double seconds = timed(runner_->stream(), kProbeRepeats, [&] {
+    num_bytes = kernels::gather_once(gather, runner_->stream().get());
+  });
+  return static_cast<double>(num_bytes) / seconds;
 }
 
 void Measure::end_batch() {
@@ -346,6 +366,12 @@ StepFigures Measure::steps(const ForcedReuse& forced, int64_t warm_up, int64_t s
   figures.attended_bytes =
       static_cast<double>(total.rows_attended * shape_.row_bytes()) / counted_steps;
   figures.link_bytes = static_cast<double>(total.rows_fetched * shape_.row_bytes()) / counted_steps;
+  if (total.rows_fetched > 0) {
+    const double set_tokens = static_cast<double>(set_size(batch_.front()->policy(),
+                                                           batch_.front()->num_tokens()));
+    const double density = figures.new_share * set_tokens / context;
+    if (density > 1e-4) figures.gather_bytes_per_s = gather_rate(density);
+  }
   figures.corrections = static_cast<double>(total.corrections) / counted_steps;
   const auto heads = static_cast<double>(shape_.num_layers) * shape_.num_kv_heads;
   figures.wait_s = static_cast<double>(times.wait_ns) * 1e-9 / counted_steps / heads /
@@ -454,7 +480,7 @@ double StepFigures::hbm_floor_s(const Ceilings& c) const {
   return (weight_bytes + code_bytes + attended_bytes) / c.hbm_read_bytes_per_s;
 }
 double StepFigures::link_floor_s(const Ceilings& c) const {
-  return link_bytes / c.link_copy_bytes_per_s;
+  return link_bytes / (gather_bytes_per_s > 0 ? gather_bytes_per_s : c.link_copy_bytes_per_s);
 }
 double StepFigures::floor_s(const Ceilings& c) const {
   return std::max(hbm_floor_s(c), link_floor_s(c));

@@ -23,6 +23,7 @@ struct MeasureOptions {
   int32_t host_threads = 16;
   int32_t queue_clusters = kDefaultQueueClusters;
   int32_t fetch_warps = kDefaultFetchWarps;
+  uint32_t score_nap_ns = kDefaultScoreNapNs;
   int64_t room_tokens = 4096;  // steps that may be decoded behind the context
   int64_t chunk_rows = 512;    // prefill workspace; the whole context for prefill measurements
   PolicyOptions policy;
@@ -31,7 +32,8 @@ struct MeasureOptions {
 // Measured in the same run, so that shares of it mean something.
 struct Ceilings {
   double hbm_read_bytes_per_s = 0;
-  double link_copy_bytes_per_s = 0;  // pinned host to device, one large copy
+  double link_copy_bytes_per_s = 0;  // pinned host to device, one large copy; rows of a set lie apart
+                                     // and come slower (StepFigures::gather_bytes_per_s)
 };
 
 struct StepFigures {
@@ -43,6 +45,7 @@ struct StepFigures {
   // Per step, all sequences.
   double weight_bytes = 0, code_bytes = 0, attended_bytes = 0, link_bytes = 0;
   double corrections = 0;
+  double gather_bytes_per_s = 0;  // rows read at the density of these fetches; 0: none fetched
   double wait_s = 0;   // attention waiting for rows, the mean over heads
   double fetch_s = 0;  // clusters copying rows, the sum
   int64_t graph_nodes = 0;

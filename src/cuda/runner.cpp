@@ -12,7 +12,6 @@
 #include "base/check.h"
 #include "base/try.h"
 #include "base/units.h"
-#include "kernels/refresh/refresh.h"
 #include "select/hash_signs.h"
 
 namespace clo {
@@ -176,6 +175,10 @@ void CudaRunner::upload_constants() {
 }
 
 CudaRunner::~CudaRunner() {
+  try {
+    stop_refreshes();
+  } catch (const std::exception&) {  // after an error of the device nothing runs any more
+  }
   for (const Stream* stream : {&main_, &refresh_, &copy_out_, &copy_in_}) {
     (void)cudaStreamSynchronize(stream->get());
   }
@@ -196,17 +199,42 @@ bool CudaRunner::in_flight(const SequenceKv& sequence) const {
 
 void CudaRunner::synchronize() {
   for (const Launched& step : launched_) wait(step.step);
+  stop_refreshes();
   main_.synchronize();
 }
 
-void CudaRunner::drain_queue() {
+void CudaRunner::start_refreshes() {
+  if (refreshing_) return;
+  refresh_after_.record(main_);  // priming uses the same scratch
+  refresh_after_.make_wait(refresh_);
+  CLO_CUDA(cudaMemsetAsync(&buffers_.queue->leave, 0, sizeof(uint32_t), refresh_.get()));
+  kernels::refresh_queue(refresh_params(false), refresh_.get());
+  refresh_ended_.record(refresh_);
+  refreshing_ = true;
+}
+
+void CudaRunner::stop_refreshes() {
+  if (!refreshing_) return;
+  refreshing_ = false;
+  // Behind the steps launched so far, which may still wait for jobs.
+  CLO_CUDA(cudaMemsetAsync(&buffers_.queue->leave, 0xFF, sizeof(uint32_t), main_.get()));
+  refresh_ended_.make_wait(main_);
+}
+
+kernels::RefreshQueueParams CudaRunner::refresh_params(bool drain) const {
   kernels::RefreshQueueParams params;
   params.tables = tables_;
   params.scratch = {buffers_.refresh_scratch, buffers_.scratch_bytes};
   params.num_clusters = limits_.queue_clusters;
   params.fetch_warps = limits_.fetch_warps;
-  params.drain = true;
-  kernels::refresh_queue(params, main_.get());
+  params.score_nap_ns = limits_.score_nap_ns;
+  params.drain = drain;
+  return params;
+}
+
+void CudaRunner::drain_queue() {
+  stop_refreshes();
+  kernels::refresh_queue(refresh_params(true), main_.get());
 }
 
 void CudaRunner::end(SequenceKv& sequence) {
@@ -224,6 +252,7 @@ void CudaRunner::end(SequenceKv& sequence) {
 }
 
 void CudaRunner::read_counters(SequenceKv& sequence) {
+  stop_refreshes();
   slots_->read_counters(sequence);
   const int64_t rows = std::exchange(decoded_rows_[&sequence], 0);
   if (sequence.pages().empty()) return;
@@ -236,8 +265,7 @@ void CudaRunner::launch(std::span<SequenceKv* const> rows, bool logits_wanted) {
   for (SequenceKv* sequence : rows) {
     if (sequence != nullptr) CLO_CHECK(slots_->is_active(*sequence));
   }
-  const GraphKey key = key_of(rows);
-  const GraphExec& exec = graph(key);
+  const GraphExec& exec = graph(key_of(rows));
   if (!std::equal(rows.begin(), rows.end(), rows_.begin(), rows_.end())) {
     int32_t* const staged =
         row_staging_.as<int32_t>() + int64_t{next_row_staging_++ % kRowRing} * limits_.max_batch;
@@ -249,6 +277,11 @@ void CudaRunner::launch(std::span<SequenceKv* const> rows, bool logits_wanted) {
     CLO_CUDA(cudaMemcpyAsync(buffers_.row_slot, staged, static_cast<size_t>(limits_.max_batch) * 4,
                              cudaMemcpyHostToDevice, main_.get()));
     rows_.assign(rows.begin(), rows.end());
+  }
+  if (std::any_of(rows.begin(), rows.end(), [&](const SequenceKv* sequence) {
+        return sequence != nullptr && !sequence->is_dense_layer(system_.shape.num_layers - 1);
+      })) {
+    start_refreshes();
   }
   exec.launch(main_);
   last_nodes_ = exec.num_nodes();

@@ -16,6 +16,7 @@
 #include "device/stream.h"
 #include "kernels/linear/matmul.h"
 #include "kernels/prefill/sdpa.h"
+#include "kernels/refresh/refresh.h"
 #include "kernels/sample/sample.h"
 
 namespace clo {
@@ -23,7 +24,6 @@ namespace clo {
 // What decides which kernels a decode graph holds. Everything else is in device tables.
 struct GraphKey {
   int32_t rows = 0;            // bucket
-  bool queue = false;          // some sequence chooses sets
   bool predict_layer = false;  // some sequence foresees the next layer's query
   bool draws = false;          // some sequence samples, or has a penalty
   auto operator<=>(const GraphKey&) const = default;
@@ -108,6 +108,11 @@ class CudaRunner final : public Runner {
   // Blocks: until that step has finished. Fails: as CLO_CUDA, and for a fault the device reports.
   void wait(uint32_t step);
   void check_fault();
+  // The kernel that serves refreshes lives beside the steps, from the first that may need it until
+  // something needs its scratch, its multiprocessors or its counts.
+  void start_refreshes();
+  kernels::RefreshQueueParams refresh_params(bool drain) const;
+  void stop_refreshes();
   void drain_queue();
   bool in_flight(const SequenceKv& sequence) const;
 
@@ -123,10 +128,11 @@ class CudaRunner final : public Runner {
   ForcedReuse forced_;
 
   Stream main_;      // decode and prefill compute
-  Stream refresh_;   // refreshes beside a step: higher priority, few blocks
+  Stream refresh_;   // refreshes beside the steps: higher priority, few blocks
   Stream copy_out_;  // finished rows to the host
   Stream copy_in_;   // earlier rows back from the host
-  Event fork_, join_;
+  Event refresh_after_, refresh_ended_;
+  bool refreshing_ = false;
   Event computed_[kLayerBuffers], stored_[kLayerBuffers], loaded_[kLayerBuffers];
   std::vector<Event> layer_done_;
 

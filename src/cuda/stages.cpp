@@ -66,6 +66,7 @@ void CudaRunner::activate_all(std::span<const std::unique_ptr<SequenceKv>> batch
 }
 
 double CudaRunner::time_fetch(int32_t rows, bool products) {
+  stop_refreshes();
   main_.synchronize();
   for (int32_t layer = 0; layer < system_.shape.num_layers; ++layer) {
     DecideAhead ahead;
@@ -77,14 +78,8 @@ double CudaRunner::time_fetch(int32_t rows, bool products) {
   }
   main_.synchronize();
   const Event start(true), stop(true);
-  RefreshQueueParams params;
-  params.tables = tables_;
-  params.scratch = {buffers_.refresh_scratch, buffers_.scratch_bytes};
-  params.num_clusters = limits_.queue_clusters;
-  params.fetch_warps = limits_.fetch_warps;
-  params.drain = true;
   start.record(refresh_);
-  refresh_queue(params, refresh_.get());
+  refresh_queue(refresh_params(true), refresh_.get());
   stop.record(refresh_);
   if (products) {
     // Layers' products until the rows are there, as they run beside a fetch in a step.

@@ -1,4 +1,4 @@
-// The decode step as a captured graph: which kernels, in which order, and what runs beside them.
+// The decode step as a captured graph: which kernels, in which order.
 #include <algorithm>
 #include <bit>
 
@@ -177,7 +177,6 @@ void StepRecorder::sample(const GraphKey& key) {
   params.scratch = runner_.buffers_.sample_scratch;
   params.answers = runner_.buffers_.answer_of;
   params.any_sampled = key.draws;
-  params.refreshes_beside = key.queue;
   sample_rows(params, runner_.main_.get());
 }
 
@@ -189,7 +188,6 @@ GraphKey CudaRunner::key_of(std::span<SequenceKv* const> rows) const {
   for (const SequenceKv* sequence : rows) {
     key.draws = key.draws || (sequence != nullptr && slots_->draws(*sequence));
     if (sequence == nullptr || sequence->is_dense_layer(system_.shape.num_layers - 1)) continue;
-    key.queue = true;
     key.predict_layer =
         key.predict_layer || sequence->policy().predict == Predict::kPreviousLayer;
   }
@@ -209,6 +207,8 @@ void CudaRunner::prepare_products(int32_t rows) {
 const GraphExec& CudaRunner::graph(const GraphKey& key) {
   GraphExec& exec = graphs_[key];
   if (!exec) {
+    // Kernels are loaded on their first use, and that may wait for all that runs.
+    stop_refreshes();
     prepare_products(key.rows);
     exec = GraphExec(main_, [&] { record_step(key); });
   }
@@ -216,17 +216,6 @@ const GraphExec& CudaRunner::graph(const GraphKey& key) {
 }
 
 void CudaRunner::record_step(const GraphKey& key) {
-  if (key.queue) {
-    fork_.record(main_);
-    fork_.make_wait(refresh_);
-    RefreshQueueParams params;
-    params.tables = tables_;
-    params.scratch = {buffers_.refresh_scratch, buffers_.scratch_bytes};
-    params.num_clusters = limits_.queue_clusters;
-    params.fetch_warps = limits_.fetch_warps;
-    refresh_queue(params, refresh_.get());
-    join_.record(refresh_);
-  }
   StepRecorder step(*this, key.rows);
   step.begin();
   const int32_t num_layers = system_.shape.num_layers;
@@ -246,7 +235,6 @@ void CudaRunner::record_step(const GraphKey& key) {
   step.norm(weights_.final_norm());
   step.head();
   step.sample(key);
-  if (key.queue) join_.make_wait(main_);
 }
 
 }  // namespace clo

@@ -14,6 +14,7 @@ constexpr int32_t kFetchBlocks = 16;
 }  // namespace
 
 Result<std::unique_ptr<CudaTransfer>> CudaTransfer::create() {
+  kernels::load_copy_rows();
   CLO_ASSIGN(PinnedBlock list, PinnedBlock::create(kListMoves * int64_t{sizeof(kernels::RowCopy)}));
   return std::unique_ptr<CudaTransfer>(new CudaTransfer(std::move(list)));
 }

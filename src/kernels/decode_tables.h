@@ -117,14 +117,10 @@ struct RefreshQueue {
     unsigned long long tail = 0;  // next position to fill
   };
   Ring rings[kNumRings];
-  uint32_t layers_done = 0;  // set to the step number by the last kernel of a step: consumers leave
-  uint32_t step = 0;         // current step number, set by its first kernel
-  uint32_t fault = 0;        // FaultCode; not 0: a wait gave up
+  uint32_t step = 0;   // current step number, set by its first kernel
+  uint32_t fault = 0;  // FaultCode; not 0: a wait gave up
+  uint32_t leave = 0;  // not 0: the refresh clusters leave; set by the host
   uint32_t pad = 0;
-  // The step that the refresh clusters have seen the end of. `step` cannot tell them which step
-  // they serve: it is set by a kernel that runs beside them. Written when the last cluster leaves.
-  uint32_t refresh_step = 0;
-  uint32_t clusters_left = 0;  // clusters of the running refresh_queue that have left
 };
 
 enum class FaultCode : uint32_t {

@@ -2,6 +2,8 @@
 // rows and counters, over runs of consecutive contexts.
 #include "kernels/refresh/refresh.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <bit>
 #include <string>
@@ -289,8 +291,8 @@ TEST_F(RefreshTest, JobsOfDecisionsMadeAhead) {
   }
 }
 
-// With the step's layers done the clusters leave, whatever is queued, and know the next step.
-TEST_F(RefreshTest, ClustersLeaveWhenTheLayersAreDone) {
+// Told to leave, the clusters leave what is queued; until then they wait for jobs that come later.
+TEST_F(RefreshTest, ClustersLeaveWhenTheyAreTold) {
   Scene scene;
   scene.policy = always();
   scene.policy.predict = Predict::kPreviousLayer;
@@ -302,8 +304,7 @@ TEST_F(RefreshTest, ClustersLeaveWhenTheLayersAreDone) {
   CLO_CUDA(cudaDeviceSynchronize());
   RefreshQueue queue = world.queue();
   ASSERT_EQ(queue.rings[kAhead].tail, 2u);
-  queue.step = queue.layers_done = 8;
-  queue.refresh_step = 7;
+  queue.leave = 1;
   world.set_queue(queue);
   RefreshQueueParams params;
   params.tables = world.tables();
@@ -311,15 +312,37 @@ TEST_F(RefreshTest, ClustersLeaveWhenTheLayersAreDone) {
   params.scratch = world.scratch(params.num_clusters);
   refresh_queue(params, nullptr);
   CLO_CUDA(cudaDeviceSynchronize());
-  queue = world.queue();
-  EXPECT_EQ(queue.rings[kAhead].head, 0u);
-  EXPECT_EQ(queue.refresh_step, 8u);
-  EXPECT_EQ(queue.clusters_left, 0u);
-  EXPECT_EQ(queue.fault, 0u);
-  world.drain(3);
-  world.cpu_refresh(queries, scene.context, World::How::kDecide);
+  EXPECT_EQ(world.queue().rings[kAhead].head, 0u);
+
+  cudaStream_t layers = nullptr, beside = nullptr;
+  CLO_CUDA(cudaStreamCreateWithFlags(&layers, cudaStreamNonBlocking));
+  CLO_CUDA(cudaStreamCreateWithFlags(&beside, cudaStreamNonBlocking));
+  std::vector<float> next = queries;
+  for (float& value : next) value = -value;
+  const DeviceArray<float> next_on_device(next);
+  uint32_t* leave = &world.tables().queue->leave;
+  CLO_CUDA(cudaMemsetAsync(leave, 0, sizeof(uint32_t), beside));
+  refresh_queue(params, beside);
+  world.cpu_refresh(queries, scene.context, World::How::kForesee);
+  world.set_num_tokens(scene.context);
+  // The first set's jobs are done by the time that the second ones' are queued.
+  const auto pending = [&] {
+    const auto words = world.pending();
+    return std::any_of(words.begin(), words.end(), [](uint32_t word) { return word != 0; });
+  };
+  for (int naps = 0; pending() && naps < 2000; ++naps) usleep(1000);
+  ASSERT_FALSE(pending());
+  decide_ahead({world.tables(), next_on_device.data(), kLayer, 1}, layers);
+  world.cpu_refresh(next, scene.context + 1, World::How::kForesee);
+  CLO_CUDA(cudaStreamSynchronize(layers));
+  for (int naps = 0; pending() && naps < 2000; ++naps) usleep(1000);
+  EXPECT_EQ(cudaStreamQuery(beside), cudaErrorNotReady);
+  CLO_CUDA(cudaMemsetAsync(leave, 0xFF, sizeof(uint32_t), layers));
   CLO_CUDA(cudaDeviceSynchronize());
-  world.expect_equal("drained");
+  EXPECT_EQ(world.queue().rings[kAhead].head, 4u);
+  world.expect_equal("served");
+  CLO_CUDA(cudaStreamDestroy(layers));
+  CLO_CUDA(cudaStreamDestroy(beside));
 }
 
 // Jobs of a sequence that has ended are dropped.

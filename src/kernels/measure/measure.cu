@@ -1,7 +1,11 @@
 #include <cuda_bf16.h>
 
+#include <algorithm>
+
+#include "base/check.h"
 #include "kernels/launch.cuh"
 #include "kernels/measure/measure.h"
+#include "kernels/rows/offsets.h"
 
 namespace clo::kernels {
 
@@ -76,7 +80,60 @@ __global__ void __launch_bounds__(kThreads)
   if (sum == 0x5BD1E995u) *sink = sum;
 }
 
+// Blocks that read rows at once, each warp several: what saturates the link.
+constexpr int kGatherBlocks = 32;
+constexpr int kGatherThreads = 512;
+constexpr int kRowsInFlight = 4;
+
+__global__ void __launch_bounds__(kGatherThreads)
+    gather_rows(const __grid_constant__ GatherOnce p, int64_t rows_each, int32_t pieces) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int32_t kv_heads = p.layout.shape.num_kv_heads;
+  const int64_t total = int64_t{p.layout.shape.num_layers} * kv_heads * rows_each;
+  const int64_t warps = int64_t{gridDim.x} * (kGatherThreads / 32);
+  const int64_t warp =
+      static_cast<int64_t>(threadIdx.x) / 32 * gridDim.x + blockIdx.x;  // neighbours far apart
+  uint32_t sum = 0;
+  for (int64_t first = warp * kRowsInFlight; first < total; first += warps * kRowsInFlight) {
+    uint4 values[kRowsInFlight] = {};
+#pragma unroll
+    for (int j = 0; j < kRowsInFlight; ++j) {
+      const int64_t i = first + j;
+      if (i >= total) continue;
+      const int64_t head = i / rows_each;
+      const double jitter = static_cast<double>((i * 2654435761u >> 7) % 1024) / 1024;
+      const auto token = min(static_cast<int64_t>((static_cast<double>(i % rows_each) + jitter) /
+                                                  static_cast<double>(rows_each) *
+                                                  static_cast<double>(p.context_tokens)),
+                             p.context_tokens - 1);
+      const int64_t row = host_row_index(
+          p.layout.num_pages, kv_heads, static_cast<int32_t>(head / kv_heads),
+          p.pages[token / kPageTokens], static_cast<int32_t>(head % kv_heads),
+          static_cast<int32_t>(token % kPageTokens));
+      if (lane < pieces) {
+        values[j] = __ldcs(reinterpret_cast<const uint4*>(p.host_rows) + row * pieces + lane);
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < kRowsInFlight; ++j) {
+      sum += values[j].x ^ values[j].y ^ values[j].z ^ values[j].w;
+    }
+  }
+  if (sum == 0x5BD1E995u) *p.sink = sum;
+}
+
 }  // namespace
+
+int64_t gather_once(const GatherOnce& params, cudaStream_t stream) {
+  CLO_CHECK(params.share > 0 && params.share <= 1, params.share);
+  const KvShape& shape = params.layout.shape;
+  CLO_CHECK(shape.row_bytes() <= 512, shape.row_bytes());
+  const auto rows_each = std::max<int64_t>(
+      1, static_cast<int64_t>(params.share * static_cast<double>(params.context_tokens)));
+  launch(gather_rows, kGatherBlocks, kGatherThreads, 0, stream, params, rows_each,
+         static_cast<int32_t>(shape.row_bytes() / 16));
+  return int64_t{shape.num_layers} * shape.num_kv_heads * rows_each * shape.row_bytes();
+}
 
 void fill_random_bf16(void* target, int64_t count, float deviation, uint64_t seed,
                       cudaStream_t stream) {

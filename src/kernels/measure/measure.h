@@ -7,6 +7,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "ops/kv_layout.h"
+
 namespace clo::kernels {
 
 // bf16 [count], uniform with standard deviation `deviation`; a pure function of seed and index.
@@ -20,5 +22,18 @@ void fill_random_words(uint64_t* target, int64_t count, uint64_t seed, cudaStrea
 // Reads num_bytes (a multiple of 16) once with every multiprocessor and keeps the reads alive by
 // one word written to `sink` [1].
 void read_once(const std::byte* source, int64_t num_bytes, uint32_t* sink, cudaStream_t stream);
+
+// Reads a share of one sequence's rows from the host store: tokens of each head in order, evenly
+// spread with some jitter, a warp a row, every head. The ceiling of a fetch of that density. Returns
+// the bytes that are read.
+struct GatherOnce {
+  HostLayout layout;
+  const std::byte* host_rows = nullptr;  // as the device sees it
+  const int32_t* pages = nullptr;        // [pages of context_tokens], on the device
+  int64_t context_tokens = 0;
+  double share = 0;          // of the tokens
+  uint32_t* sink = nullptr;  // [1]
+};
+int64_t gather_once(const GatherOnce& params, cudaStream_t stream);
 
 }  // namespace clo::kernels

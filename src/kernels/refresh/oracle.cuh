@@ -132,28 +132,38 @@ __device__ __noinline__ void random_keys(const DecodeTables& t) {
 
 // ---- drawn ------------------------------------------------------------------------------------
 
+// 32 draws: a bit is set with a probability of share / 2^kDrawBits. From the least significant bit of
+// the share on, each random word halves what is there and adds a half where the bit is set.
+inline constexpr int kDrawBits = 14;
+__device__ __forceinline__ uint32_t draw_bits(const uint32_t (&random)[kDrawBits], uint32_t share) {
+  uint32_t bits = 0;
+#pragma unroll
+  for (int i = 0; i < kDrawBits; ++i) {
+    bits = (share >> i & 1u) != 0 ? bits | random[i] : bits & random[i];
+  }
+  return bits;
+}
+__device__ __forceinline__ uint32_t draw_share(float share) {
+  return static_cast<uint32_t>(fminf(fmaxf(share, 0.0f), 1.0f) * ((1 << kDrawBits) - 1) + 0.5f);
+}
+
 // Measurement only: replaces the distances of the selection by 0 for held tokens that stay, 1 for
 // tokens that may come and 2 for the rest, so that a given share of the held tokens is replaced by
-// tokens from all over the context.
+// tokens from all over the context. Word by word: the selection that it stands beside takes 30
+// instructions a token, and what is measured is that.
 __device__ __noinline__ Threshold drawn_threshold(const DecodeTables& t) {
   uint16_t* distances = shared.scratch.distances();
   const int64_t index = table_index(t, shared.work.slot, shared.work.layer, shared.work.kv_head);
   const float share = t.slots[shared.work.slot].rules.forced_new_share;
-  // One draw in [0, 1) per token, from a mix of 32 bits: this runs on every token.
   const auto seed = static_cast<uint32_t>(mix_bits(
       static_cast<uint64_t>(index) << 32 ^ static_cast<uint64_t>(shared.work.context_tokens)));
-  const auto draw = [&](int32_t token) {
-    uint32_t x = seed + 0x9E3779B9u * static_cast<uint32_t>(token);
-    x = (x ^ (x >> 16)) * 0x85EBCA6Bu;
-    x = (x ^ (x >> 13)) * 0xC2B2AE35u;
-    return static_cast<float>((x ^ (x >> 16)) >> 8) * 0x1p-24f;
-  };
   // Newcomers for the share that is expected to leave and a little more; taken in token order until
   // the set is full.
   const auto num_candidates = static_cast<float>(shared.candidates.end - shared.candidates.first);
   const auto num_held = static_cast<float>(shared.head.num_slots_used);
   const float wanted = static_cast<float>(shared.candidates.num_select) - num_held * (1 - share);
   const float chance = (1.03f * fmaxf(wanted, 0.0f) + 8) / fmaxf(num_candidates - num_held, 1.0f);
+  const uint32_t leaves = draw_share(share), comes = draw_share(chance) + (chance > 0 ? 1 : 0);
 
   cluster_sync();  // the selection's histogram has been read
   clear_histogram(3);
@@ -162,22 +172,31 @@ __device__ __noinline__ Threshold drawn_threshold(const DecodeTables& t) {
        token < shared.candidates.slice_end; token += 32 * kRefreshThreads) {
     const uint32_t mask = shared.candidates.mask(token);
     if (mask == 0) continue;
-    const uint32_t word =
+    const uint32_t held =
         token < shared.head.held_tokens ? __ldcg(shared.head.held + token / 32) : 0;
-#pragma unroll 1
-    for (int i = 0; i < 32; i += 2) {
-      uint32_t pair = 0;
+    uint32_t random[kDrawBits];
 #pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        const float drawn = draw(token + i + j);
-        const bool held = (word >> (i + j) & 1u) != 0;
-        const uint32_t key = held ? (drawn >= share ? 0 : 2) : (drawn < chance ? 1 : 2);
-        const uint32_t counted = mask >> (i + j) & 1u;
+    for (int i = 0; i < kDrawBits; ++i) {
+      uint32_t x = seed + 0x9E3779B9u * static_cast<uint32_t>(token + i);
+      x = (x ^ (x >> 16)) * 0x85EBCA6Bu;
+      x = (x ^ (x >> 13)) * 0xC2B2AE35u;
+      random[i] = x ^ (x >> 16);
+    }
+    const uint32_t stay = held & ~draw_bits(random, leaves);
+    const uint32_t come = ~held & draw_bits(random, comes), rest = ~(stay | come);
+    counts[0] += __popc(stay & mask);
+    counts[1] += __popc(come & mask);
+    counts[2] += __popc(rest & mask);
 #pragma unroll
-        for (uint32_t bin = 0; bin < 3; ++bin) counts[bin] += key == bin ? counted : 0;
-        pair |= key << (16 * j);
+    for (int i = 0; i < 32; i += 8) {
+      uint32_t pair[4];
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        const uint32_t two_come = come >> (i + 2 * k), two_rest = rest >> (i + 2 * k);
+        pair[k] = (two_come & 1u) | (two_come & 2u) << 15 | (two_rest & 1u) << 1 |
+                  (two_rest & 2u) << 16;
       }
-      *reinterpret_cast<uint32_t*>(distances + token + i) = pair;
+      *reinterpret_cast<uint4*>(distances + token + i) = uint4{pair[0], pair[1], pair[2], pair[3]};
     }
   }
 #pragma unroll

@@ -13,10 +13,6 @@ namespace {
 
 __device__ __forceinline__ bool is_leader() { return cluster_rank() == 0 && threadIdx.x == 0; }
 
-__device__ __forceinline__ void report_fault(const DecodeTables& t, FaultCode code) {
-  atomicCAS(&t.queue->fault, 0u, static_cast<uint32_t>(code));
-}
-
 // A word that other blocks change, as it is now.
 __device__ __forceinline__ unsigned long long load_now(const unsigned long long* word) {
   return *static_cast<const volatile unsigned long long*>(word);
@@ -24,13 +20,14 @@ __device__ __forceinline__ unsigned long long load_now(const unsigned long long*
 
 // ---- jobs from the queue ----------------------------------------------------------------------
 
-// With so many turns of all clusters waiting, the link is what the step waits for, and not the layers
-// that more reads under way would slow.
-constexpr unsigned kBacklogTurns = 2;
+// With more than so many jobs a cluster waiting, the link is what the step waits for, and not the
+// layers that more reads under way would slow.
+constexpr unsigned kBacklogTurns = 1;
 constexpr int kBacklogFactor = 2;
 
 // Takes the oldest job of a ring; slot -1: none is there.
-__device__ __forceinline__ HeadWork take_job(const DecodeTables& t, int ring, int32_t fetch_warps) {
+__device__ __forceinline__ HeadWork take_job(const RefreshQueueParams& params, int ring) {
+  const DecodeTables& t = params.tables;
   RefreshQueue::Ring& of_ring = t.queue->rings[ring];
   HeadWork work = {};
   work.slot = -1;
@@ -49,11 +46,13 @@ __device__ __forceinline__ HeadWork take_job(const DecodeTables& t, int ring, in
     work.kv_head = job.kv_head;
     work.context_tokens = job.context_tokens;
     work.query = kept_query(t, table_index(t, job.slot, job.layer, job.kv_head), job.query);
-    work.fetch_warps = fetch_warps;
     if (ring == kUrgent) {
       work.fetch_warps = kRefreshWarps;
     } else if (load_now(&of_ring.tail) - position > kBacklogTurns * num_clusters()) {
-      work.fetch_warps = min(kBacklogFactor * fetch_warps, kRefreshWarps);
+      work.fetch_warps = min(kBacklogFactor * params.fetch_warps, kRefreshWarps);
+    } else {
+      work.fetch_warps = params.fetch_warps;
+      work.score_nap_ns = params.score_nap_ns;
     }
     work.counted = true;
     return work;
@@ -68,38 +67,22 @@ __device__ __forceinline__ bool rings_empty(const RefreshQueue& queue) {
 }
 
 // Takes the oldest urgent job, or the oldest of the others; slot -1: there will be none, leave.
-// `served`: the step before this launch's.
-__device__ __noinline__ HeadWork next_job(const RefreshQueueParams& params, uint32_t served) {
+// Without an end to its patience: how long the next step is in coming, only the host knows.
+__device__ __noinline__ HeadWork next_job(const RefreshQueueParams& params) {
   const DecodeTables& t = params.tables;
-  RefreshQueue* queue = t.queue;
-  HeadWork work = {};
-  work.slot = -1;
-  const unsigned long long started = global_timer_ns();
+  const RefreshQueue& queue = *t.queue;
+  HeadWork none = {};
+  none.slot = -1;
   for (;;) {
-    if (load_acquire(&queue->fault) != 0) return work;
-    if (!params.drain && static_cast<int32_t>(load_acquire(&queue->layers_done) - served) > 0) {
-      return work;
-    }
+    if (load_acquire(&queue.fault) != 0) return none;
+    if (!params.drain && load_acquire(&queue.leave) != 0) return none;
     for (int ring = 0; ring < kNumRings; ++ring) {
-      const HeadWork job = take_job(t, ring, params.fetch_warps);
+      const HeadWork job = take_job(params, ring);
       if (job.slot >= 0) return job;
     }
-    if (params.drain && rings_empty(*queue)) return work;
-    if (global_timer_ns() - started > kWatchdogNs) {
-      report_fault(t, FaultCode::kRefreshStuck);
-      return work;
-    }
+    if (params.drain && rings_empty(queue)) return none;
     __nanosleep(100);
   }
-}
-
-// The last cluster to leave notes which step has ended: no cluster of this launch needs the old
-// number any more.
-__device__ void leave_queue(const DecodeTables& t) {
-  RefreshQueue* queue = t.queue;
-  if (atomicAdd(&queue->clusters_left, 1u) + 1 < num_clusters()) return;
-  queue->clusters_left = 0;
-  queue->refresh_step = load_acquire(&queue->layers_done);
 }
 
 __global__ void __launch_bounds__(kRefreshThreads, 4)
@@ -107,9 +90,8 @@ __global__ void __launch_bounds__(kRefreshThreads, 4)
   bind_scratch(params.scratch);
   wait_for_predecessor();
   const DecodeTables& t = params.tables;
-  const uint32_t served = load_acquire(&t.queue->refresh_step);
   for (int turn = 0;; turn ^= 1) {
-    if (is_leader()) shared.message[turn] = next_job(params, served);
+    if (is_leader()) shared.message[turn] = next_job(params);
     cluster_sync();
     // Two messages in turn: when the leader writes this one again, all have read it, because they
     // have come to the cluster_sync between.
@@ -130,7 +112,6 @@ __global__ void __launch_bounds__(kRefreshThreads, 4)
     if (is_leader()) store_release(&t.pending[index], 0);
   }
   cluster_sync();  // the leader's message has been read
-  if (is_leader() && !params.drain) leave_queue(t);
 }
 
 // ---- at the end of a prefill ------------------------------------------------------------------
@@ -158,6 +139,7 @@ __global__ void __launch_bounds__(kRefreshThreads, 4)
         query,
         params.layer_rows + kv_head * params.layer_capacity * row_bytes(t.shape),
         kRefreshWarps,
+        0,
         false};
   }
   refresh_head(t);

@@ -16,7 +16,7 @@
 
 namespace clo::kernels {
 
-inline constexpr int kClusterBlocks = 8;
+inline constexpr int kClusterBlocks = 4;
 
 // Scratch of one cluster in device memory; contents have no meaning between jobs.
 struct RefreshScratch {
@@ -28,10 +28,11 @@ inline constexpr int64_t kRefreshScratchTokenBytes = 12;
 // Bytes of one cluster's scratch, for contexts of up to `max_capacity_tokens`. Pure.
 int64_t refresh_scratch_bytes(int64_t max_capacity_tokens);
 
-// Runs until the layers of the step are done (queue->layers_done has passed queue->refresh_step)
-// and the job in hand is finished; with `drain`, until the queue is empty. Jobs left over wait for
-// the next step. Each step has exactly one launch that does not drain, or its clusters would serve
-// the wrong step. Requires: queue_capacity a power of two, no less than the number of heads.
+// Serves jobs, step after step, until queue->leave is set and the job in hand is finished; with
+// `drain`, until the rings are empty. One launch at a time; jobs left over wait for the next one. It
+// outlives the steps that it serves: bound to one, its clusters would wait at each step's end for
+// the longest job in hand. Requires: queue_capacity a power of two, no less than the number of
+// heads.
 struct RefreshQueueParams {
   DecodeTables tables;
   RefreshScratch scratch;
@@ -41,6 +42,10 @@ struct RefreshQueueParams {
   // pass through. An urgent job fetches with every warp, for the layers wait for it; with many jobs
   // waiting twice as many fetch.
   int32_t fetch_warps = 2;
+  // Pause between two pages that a block scores for a job that is in no hurry: not urgent, and few
+  // waiting. The layers' kernels end with their slowest multiprocessor, so a choice that takes longer
+  // but takes less of one costs them less.
+  uint32_t score_nap_ns = 0;
   bool drain = false;
 };
 void refresh_queue(const RefreshQueueParams& params, cudaStream_t stream);

@@ -161,6 +161,7 @@ __device__ __noinline__ void score_words(const DecodeTables& t) {
     base += static_cast<uint32_t>(shared.base_of_word[w]);
   }
   const int doubled = group_size(t.shape) % 2 == 0 ? 1 : 0;
+  const uint32_t nap_ns = shared.work.score_nap_ns;
 
   const int32_t last_page = shared.candidates.slice_end / kPageTokens;
   for (int32_t first_page = shared.candidates.slice_begin / kPageTokens; first_page < last_page;
@@ -212,6 +213,7 @@ __device__ __noinline__ void score_words(const DecodeTables& t) {
           notes.put((first_page + page) * kPageTokens + tid, base + (more << doubled));
         }
       }
+      if (nap_ns > 0) __nanosleep(nap_ns);
     }
   }
 }

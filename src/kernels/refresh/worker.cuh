@@ -32,6 +32,7 @@ struct HeadWork {
   const float* query;            // [group_size][head_dim], global
   const std::byte* device_rows;  // priming: the head's rows, token t at t; null: host pages
   int32_t fetch_warps;           // of each block that bring rows
+  uint32_t score_nap_ns;         // see RefreshQueueParams
   bool counted;
 };
 

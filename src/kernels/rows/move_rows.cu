@@ -108,6 +108,11 @@ void move_pages(const MovePages& params, cudaStream_t stream) {
          stream, params, static_cast<int32_t>(params.layout.shape.row_bytes() / 16));
 }
 
+void load_copy_rows() {
+  cudaFuncAttributes attributes;
+  CLO_CUDA(cudaFuncGetAttributes(&attributes, copy_rows_kernel));
+}
+
 void copy_rows(const RowCopy* copies, int64_t count, int64_t row_bytes, int32_t num_blocks,
                cudaStream_t stream) {
   CLO_CHECK(row_bytes > 0 && row_bytes % 16 == 0, row_bytes);

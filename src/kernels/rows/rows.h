@@ -111,6 +111,8 @@ struct RowCopy {
   std::byte* target = nullptr;
 };
 // copies [count] in device-readable memory; row_bytes a multiple of 16.
+// load_copy_rows: so that its first launch need not load it, which may wait for all that runs.
+void load_copy_rows();
 void copy_rows(const RowCopy* copies, int64_t count, int64_t row_bytes, int32_t num_blocks,
                cudaStream_t stream);
 

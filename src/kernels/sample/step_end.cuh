@@ -65,9 +65,6 @@ __device__ __forceinline__ void end_step(const SampleRows& p, const SampleScratc
   if (threadIdx.x != 0) return;
   *scratch.arrivals = 0;
   if (queue == nullptr) return;
-  // Without a refresh kernel in this step nobody else counts it as served.
-  if (!p.refreshes_beside) queue->refresh_step = step;
-  store_release(&queue->layers_done, step);
   if (p.words != nullptr) {
     p.words[1] = load_acquire(&queue->fault);
     store_release_system(p.words, step);
