@@ -51,7 +51,7 @@ void add_common(CLI::App& app, GpuFlags& f) {
             "Clusters of blocks that refresh beside the layers (24)");
   add_value(app, "--fetch-warps", f.fetch_warps, "Warps of each of their blocks that fetch (1)");
   add_value(app, "--score-nap", f.nap,
-            "Nanoseconds that they rest between pages of a choice without hurry (0)");
+            "Nanoseconds that they rest between pages of a choice without hurry (4000)");
   app.add_option("-o,--output", f.output, "Write every figure as JSON lines");
   f.policy.add_to(app, false);
 }

@@ -134,7 +134,8 @@ void PolicyFlags::add_to(CLI::App& app, bool with_preset) {
       "true one), previous-layer, previous-step");
   add("--correction", correction, "Check a prediction against the true query: none, true_query");
   add("--prefetch-margin", prefetch_margin,
-      "How much earlier a corrected prediction chooses again: 0 (as the check) to 1 (always) (0.5)");
+      "How much earlier a corrected prediction chooses again: 0 (as the check) to 1 (always) "
+      "(0.5)");
   add("--fetch", fetch, "On a miss move only new rows or the whole set: delta, whole");
   add("--max-label-age", max_label_age, "Steps a set may be kept (64), or none");
   add("--sink", sink, "First tokens, always attended (4)");

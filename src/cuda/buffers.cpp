@@ -112,7 +112,8 @@ Status take_buffers(const BufferSizes& sizes, StepBuffers& b, const TakeBuffer& 
   CLO_TRY(take(b.queue, 1, sizeof(kernels::RefreshQueue)));
   // Each head has at most one job waiting.
   b.queue_capacity = std::bit_ceil(static_cast<uint32_t>(rows * heads));
-  CLO_TRY(take(b.jobs, kernels::kNumRings * int64_t{b.queue_capacity}, sizeof(kernels::RefreshJob)));
+  CLO_TRY(
+      take(b.jobs, kernels::kNumRings * int64_t{b.queue_capacity}, sizeof(kernels::RefreshJob)));
 
   const int64_t chunk = sizes.limits.chunk_rows;
   const int64_t mlp = std::min(chunk, kMlpRows);

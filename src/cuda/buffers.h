@@ -24,7 +24,7 @@ struct DeviceNumbers {
 DeviceNumbers device_numbers();
 StepPlans plan_step(const ModelConfig& config, const DeviceNumbers& device);
 
-inline constexpr int64_t kMlpRows = 8192;    // rows of a prefill chunk that pass the MLP at once
+inline constexpr int64_t kMlpRows = 8192;  // rows of a prefill chunk that pass the MLP at once
 inline constexpr int64_t kMatmulWorkspace = int64_t{32} << 20;
 inline constexpr int64_t kSdpaWorkspace = int64_t{64} << 20;
 inline constexpr int32_t kLayerBuffers = 2;  // one computes while the other leaves

@@ -356,10 +356,9 @@ StepFigures Measure::steps(const ForcedReuse& forced, int64_t warm_up, int64_t s
       weights_->bytes() -
       weights_->embedding().num_rows * weights_->embedding().num_cols *
           int64_t{weights_->config().tie_word_embeddings ? 0 : dtype_bytes(shape_.type)});
-  const double selections =
-      static_cast<double>(total.decisions() - total.hits + total.corrections +
-                          total.resident_selections) /
-      counted_steps;
+  const double selections = static_cast<double>(total.decisions() - total.hits + total.corrections +
+                                                total.resident_selections) /
+                            counted_steps;
   const double context = static_cast<double>(batch_.front()->num_tokens());
   const bool hashed = batch_.front()->policy().select == Select::kHash;
   figures.code_bytes = hashed ? selections * context * static_cast<double>(shape_.code_bytes()) : 0;
@@ -367,8 +366,8 @@ StepFigures Measure::steps(const ForcedReuse& forced, int64_t warm_up, int64_t s
       static_cast<double>(total.rows_attended * shape_.row_bytes()) / counted_steps;
   figures.link_bytes = static_cast<double>(total.rows_fetched * shape_.row_bytes()) / counted_steps;
   if (total.rows_fetched > 0) {
-    const double set_tokens = static_cast<double>(set_size(batch_.front()->policy(),
-                                                           batch_.front()->num_tokens()));
+    const double set_tokens =
+        static_cast<double>(set_size(batch_.front()->policy(), batch_.front()->num_tokens()));
     const double density = figures.new_share * set_tokens / context;
     if (density > 1e-4) figures.gather_bytes_per_s = gather_rate(density);
   }

@@ -32,8 +32,8 @@ struct MeasureOptions {
 // Measured in the same run, so that shares of it mean something.
 struct Ceilings {
   double hbm_read_bytes_per_s = 0;
-  double link_copy_bytes_per_s = 0;  // pinned host to device, one large copy; rows of a set lie apart
-                                     // and come slower (StepFigures::gather_bytes_per_s)
+  double link_copy_bytes_per_s = 0;  // pinned host to device, one large copy; rows of a set lie
+                                     // apart and come slower (StepFigures::gather_bytes_per_s)
 };
 
 struct StepFigures {
@@ -46,8 +46,8 @@ struct StepFigures {
   double weight_bytes = 0, code_bytes = 0, attended_bytes = 0, link_bytes = 0;
   double corrections = 0;
   double gather_bytes_per_s = 0;  // rows read at the density of these fetches; 0: none fetched
-  double wait_s = 0;   // attention waiting for rows, the mean over heads
-  double fetch_s = 0;  // clusters copying rows, the sum
+  double wait_s = 0;              // attention waiting for rows, the mean over heads
+  double fetch_s = 0;             // clusters copying rows, the sum
   int64_t graph_nodes = 0;
   int32_t resident_heads = 0, heads = 0;
   int64_t device_used_bytes = 0;  // by the driver's count; -1: unknown

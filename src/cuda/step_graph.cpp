@@ -188,8 +188,7 @@ GraphKey CudaRunner::key_of(std::span<SequenceKv* const> rows) const {
   for (const SequenceKv* sequence : rows) {
     key.draws = key.draws || (sequence != nullptr && slots_->draws(*sequence));
     if (sequence == nullptr || sequence->is_dense_layer(system_.shape.num_layers - 1)) continue;
-    key.predict_layer =
-        key.predict_layer || sequence->policy().predict == Predict::kPreviousLayer;
+    key.predict_layer = key.predict_layer || sequence->policy().predict == Predict::kPreviousLayer;
   }
   return key;
 }

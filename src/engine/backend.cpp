@@ -31,10 +31,10 @@ Result<BackendChoice> choose_backend(const EngineOptions& options, const KvShape
 
 PolicyOptions for_backend(PolicyOptions policy, Backend backend) {
   if (policy.predict != Predict::kAuto) return policy;
-  // Nothing runs beside a step of the CPU, so a prediction could hide no transfer there; nor can one
-  // help where every true query chooses again. On a GPU a fetch takes longer than a layer and has a
-  // whole step to hide in, but a step that looks something up asks for rows that no earlier query
-  // foresaw: without the correction answers are lost (docs/measurements).
+  // Nothing runs beside a step of the CPU, so a prediction could hide no transfer there; nor can
+  // one help where every true query chooses again. On a GPU a fetch takes longer than a layer and
+  // has a whole step to hide in, but a step that looks something up asks for rows that no earlier
+  // query foresaw: without the correction answers are lost (docs/measurements).
   const bool never_kept = policy.threshold ? *policy.threshold > 1 : policy.eta > 1;
   const bool foresee = backend == Backend::kCuda && policy.select != Select::kNone && !never_kept;
   policy.predict = foresee ? Predict::kPreviousStep : Predict::kNone;

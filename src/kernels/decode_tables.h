@@ -16,8 +16,8 @@
 //   pending[head] 1 -> 0   refresh: rows have arrived; slots, map, bits, label and state are the
 //                          new set's. Release; attention acquires.
 //
-// A head has at most one job in the queue. Attention waits for it; a job for the next step is queued
-// in attention's tail, and one by the true query waits until nothing is pending.
+// A head has at most one job in the queue. Attention waits for it; a job for the next step is
+// queued in attention's tail, and one by the true query waits until nothing is pending.
 #include <cstddef>
 #include <cstdint>
 
@@ -55,7 +55,7 @@ struct SequenceRules {
 
 // When a head may keep its set: the reuse rule with its constants worked out on the host.
 struct HeadThresholds {
-  double mean = 2;  // of the weighted mean; > 1: always a miss, <= -1: always a hit
+  double mean = 2;               // of the weighted mean; > 1: always a miss, <= -1: always a hit
   double query[kMaxGroup] = {};  // aggregate_all: of each query head
 };
 struct HeadRule {

@@ -168,8 +168,8 @@ TEST_F(RefreshTest, QueriesThatAreNoNumbersMiss) {
   World world(scene);
   std::vector<float> queries = world.next_queries(0);
   for (int64_t step = 0; step < 4; ++step) {
-    // Both of a rotation's pair: it would spread from one to the other on one side only. The NaN that
-    // the device's arithmetic makes: labels are compared byte by byte.
+    // Both of a rotation's pair: it would spread from one to the other on one side only. The NaN
+    // that the device's arithmetic makes: labels are compared byte by byte.
     if (step == 1) queries[3] = queries[3 + 64] = std::bit_cast<float>(0x7FFFFFFFu);
     if (step == 2) std::fill(queries.begin(), queries.begin() + scene.head_dim, 0.0f);
     world.cpu_refresh(queries, scene.context + step, World::How::kDecide);

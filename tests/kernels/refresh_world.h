@@ -489,8 +489,8 @@ class World {
     std::iota(row_slot.begin(), row_slot.end(), 0);
     row_slot_ = std::make_unique<DeviceArray<int32_t>>(row_slot);
     decided_ = std::make_unique<DeviceArray<uint32_t>>(std::vector<uint32_t>(cells, 0));
-    kept_queries_ = std::make_unique<DeviceArray<float>>(2 * static_cast<int64_t>(cells) *
-                                                         group_width());
+    kept_queries_ =
+        std::make_unique<DeviceArray<float>>(2 * static_cast<int64_t>(cells) * group_width());
     queue_ = std::make_unique<DeviceArray<RefreshQueue>>(std::vector<RefreshQueue>(1));
     uint32_t queue_capacity = 1;
     while (queue_capacity < cells) queue_capacity *= 2;

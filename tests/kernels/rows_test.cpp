@@ -137,8 +137,7 @@ class Places {
         place(kSink, view.sink, device.sink);
         place(kRing, view.ring, device.ring);
       }
-      states_.push_back(
-          std::make_unique<DeviceArray<HeadState>>(std::vector<HeadState>(1)));
+      states_.push_back(std::make_unique<DeviceArray<HeadState>>(std::vector<HeadState>(1)));
       labels_.push_back(std::make_unique<DeviceArray<float>>(int64_t{c_.group} * c_.head_dim));
       device.state = states_.back()->data();
       device.label = labels_.back()->data();

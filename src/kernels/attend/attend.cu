@@ -11,7 +11,8 @@ namespace {
 constexpr int kWarps = 16;
 constexpr int kThreads = 32 * kWarps;
 constexpr int kBatch = 16;  // heads whose lists are worked out together
-// A head's merge keeps (max, sum) of every part, and its threads' sums, in the tiles' shared memory.
+// A head's merge keeps (max, sum) of every part, and its threads' sums, in the tiles' shared
+// memory.
 constexpr int kMaxGrid = 512;
 constexpr int kMaxSlices = 8;  // threads that share the parts of four elements
 
@@ -23,8 +24,8 @@ struct Shared {
   int32_t run_first, run_last;    // this block's tiles
   int32_t batch_first[kBatch];    // first tile of each head of the batch
   HeadRows batch[kBatch];
-  HeadRows early_head;  // that of the run's first tile, before the kernel ahead has ended
-  bool early;           // its set is there; later: and has not been chosen again
+  HeadRows early_head;           // that of the run's first tile, before the kernel ahead has ended
+  bool early;                    // its set is there; later: and has not been chosen again
   float max[kWarps][kMaxGroup];  // of each warp's tiles, then its weight in the part
   float sum[kWarps][kMaxGroup];
   float best[kMaxGroup], total[kMaxGroup];  // of the part, then of the head

@@ -205,8 +205,8 @@ __device__ __forceinline__ FirstTile start_tile(const HeadRows& h, int32_t tile,
 template <int kHeadDim>
 __device__ __forceinline__ int32_t attend_tiles(const HeadRows& h, const float* queries, int group,
                                                 float scale_log2, int32_t first, int32_t last,
-                                                int32_t stride, FirstTile started,
-                                                uint32_t memory, std::byte* query_memory, int lane,
+                                                int32_t stride, FirstTile started, uint32_t memory,
+                                                std::byte* query_memory, int lane,
                                                 RunningSoftmax<kHeadDim>& softmax) {
   const auto map_entry = [&](int32_t tile) {
     return mapped_token(h, tile * kTileRows + lane % kTileRows);

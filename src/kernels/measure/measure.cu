@@ -106,10 +106,10 @@ __global__ void __launch_bounds__(kGatherThreads)
                                                   static_cast<double>(rows_each) *
                                                   static_cast<double>(p.context_tokens)),
                              p.context_tokens - 1);
-      const int64_t row = host_row_index(
-          p.layout.num_pages, kv_heads, static_cast<int32_t>(head / kv_heads),
-          p.pages[token / kPageTokens], static_cast<int32_t>(head % kv_heads),
-          static_cast<int32_t>(token % kPageTokens));
+      const int64_t row =
+          host_row_index(p.layout.num_pages, kv_heads, static_cast<int32_t>(head / kv_heads),
+                         p.pages[token / kPageTokens], static_cast<int32_t>(head % kv_heads),
+                         static_cast<int32_t>(token % kPageTokens));
       if (lane < pieces) {
         values[j] = __ldcs(reinterpret_cast<const uint4*>(p.host_rows) + row * pieces + lane);
       }

@@ -24,8 +24,8 @@ void fill_random_words(uint64_t* target, int64_t count, uint64_t seed, cudaStrea
 void read_once(const std::byte* source, int64_t num_bytes, uint32_t* sink, cudaStream_t stream);
 
 // Reads a share of one sequence's rows from the host store: tokens of each head in order, evenly
-// spread with some jitter, a warp a row, every head. The ceiling of a fetch of that density. Returns
-// the bytes that are read.
+// spread with some jitter, a warp a row, every head. The ceiling of a fetch of that density.
+// Returns the bytes that are read.
 struct GatherOnce {
   HostLayout layout;
   const std::byte* host_rows = nullptr;  // as the device sees it

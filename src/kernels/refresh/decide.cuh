@@ -82,7 +82,8 @@ struct HeadLabel {
     const int group = t.shape.num_q_heads / t.shape.num_kv_heads;
     // Lanes may see it fall at different times; both labels are the same then.
     pending = __any_sync(0xFFFFFFFFu, load_acquire(t.pending + index) != 0);
-    const float* label = pending ? kept_query(t, index, query_turn(context_tokens - 1)) : head.label;
+    const float* label =
+        pending ? kept_query(t, index, query_turn(context_tokens - 1)) : head.label;
 #pragma unroll
     for (int g = 0; g < kMaxGroup; ++g) {
 #pragma unroll
@@ -213,7 +214,8 @@ __device__ __forceinline__ Decision decide_head(const DecodeTables& t, int32_t s
       if (!hit) atomicAdd(&counters.corrections, 1ull);
     } else if (hit) {
       atomicAdd(&counters.hits, 1ull);
-      atomicAdd(&counters.rows_saved_by_hits, static_cast<unsigned long long>(facts.num_set_tokens));
+      atomicAdd(&counters.rows_saved_by_hits,
+                static_cast<unsigned long long>(facts.num_set_tokens));
     } else {
       atomicAdd(decision == Decision::kMiss   ? &counters.misses
                 : decision == Decision::kAged ? &counters.aged

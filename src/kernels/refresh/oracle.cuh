@@ -132,8 +132,8 @@ __device__ __noinline__ void random_keys(const DecodeTables& t) {
 
 // ---- drawn ------------------------------------------------------------------------------------
 
-// 32 draws: a bit is set with a probability of share / 2^kDrawBits. From the least significant bit of
-// the share on, each random word halves what is there and adds a half where the bit is set.
+// 32 draws: a bit is set with a probability of share / 2^kDrawBits. From the least significant bit
+// of the share on, each random word halves what is there and adds a half where the bit is set.
 inline constexpr int kDrawBits = 14;
 __device__ __forceinline__ uint32_t draw_bits(const uint32_t (&random)[kDrawBits], uint32_t share) {
   uint32_t bits = 0;
@@ -193,8 +193,8 @@ __device__ __noinline__ Threshold drawn_threshold(const DecodeTables& t) {
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
         const uint32_t two_come = come >> (i + 2 * k), two_rest = rest >> (i + 2 * k);
-        pair[k] = (two_come & 1u) | (two_come & 2u) << 15 | (two_rest & 1u) << 1 |
-                  (two_rest & 2u) << 16;
+        pair[k] =
+            (two_come & 1u) | (two_come & 2u) << 15 | (two_rest & 1u) << 1 | (two_rest & 2u) << 16;
       }
       *reinterpret_cast<uint4*>(distances + token + i) = uint4{pair[0], pair[1], pair[2], pair[3]};
     }

@@ -33,8 +33,7 @@ __device__ __forceinline__ HeadWork take_job(const RefreshQueueParams& params, i
   work.slot = -1;
   for (;;) {
     const unsigned long long position = load_now(&of_ring.head);
-    const RefreshJob& entry =
-        t.jobs[ring * t.queue_capacity + (position & (t.queue_capacity - 1))];
+    const RefreshJob& entry = t.jobs[ring * t.queue_capacity + (position & (t.queue_capacity - 1))];
     if (load_acquire(&entry.ticket) != static_cast<uint32_t>(position + 1)) return work;
     // Read before it is claimed: the entry may be filled anew as soon as the head has moved.
     const RefreshJob job = {__ldcg(&entry.slot), __ldcg(&entry.layer), __ldcg(&entry.kv_head),
@@ -132,14 +131,10 @@ __global__ void __launch_bounds__(kRefreshThreads, 4)
   }
   if (threadIdx.x == 0) {
     shared.work = {
-        params.slot,
-        params.layer,
-        kv_head,
-        static_cast<int32_t>(params.context_tokens),
-        query,
-        params.layer_rows + kv_head * params.layer_capacity * row_bytes(t.shape),
-        kRefreshWarps,
-        0,
+        params.slot,   params.layer,
+        kv_head,       static_cast<int32_t>(params.context_tokens),
+        query,         params.layer_rows + kv_head * params.layer_capacity * row_bytes(t.shape),
+        kRefreshWarps, 0,
         false};
   }
   refresh_head(t);

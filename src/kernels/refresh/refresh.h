@@ -29,22 +29,22 @@ inline constexpr int64_t kRefreshScratchTokenBytes = 12;
 int64_t refresh_scratch_bytes(int64_t max_capacity_tokens);
 
 // Serves jobs, step after step, until queue->leave is set and the job in hand is finished; with
-// `drain`, until the rings are empty. One launch at a time; jobs left over wait for the next one. It
-// outlives the steps that it serves: bound to one, its clusters would wait at each step's end for
-// the longest job in hand. Requires: queue_capacity a power of two, no less than the number of
+// `drain`, until the rings are empty. One launch at a time; jobs left over wait for the next one.
+// It outlives the steps that it serves: bound to one, its clusters would wait at each step's end
+// for the longest job in hand. Requires: queue_capacity a power of two, no less than the number of
 // heads.
 struct RefreshQueueParams {
   DecodeTables tables;
   RefreshScratch scratch;
   int32_t num_clusters = 4;
-  // Warps of a block that fetch for a job made ahead, each with 4 KiB under way. Reads of host memory
-  // take microseconds; more of them than the link needs fill the queues that the layers' own reads
-  // pass through. An urgent job fetches with every warp, for the layers wait for it; with many jobs
-  // waiting twice as many fetch.
+  // Warps of a block that fetch for a job made ahead, each with 4 KiB under way. Reads of host
+  // memory take microseconds; more of them than the link needs fill the queues that the layers' own
+  // reads pass through. An urgent job fetches with every warp, for the layers wait for it; with
+  // many jobs waiting twice as many fetch.
   int32_t fetch_warps = 2;
   // Pause between two pages that a block scores for a job that is in no hurry: not urgent, and few
-  // waiting. The layers' kernels end with their slowest multiprocessor, so a choice that takes longer
-  // but takes less of one costs them less.
+  // waiting. The layers' kernels end with their slowest multiprocessor, so a choice that takes
+  // longer but takes less of one costs them less.
   uint32_t score_nap_ns = 0;
   bool drain = false;
 };
@@ -65,9 +65,9 @@ struct PrimeSets {
 };
 void prime_sets(const PrimeSets& params, cudaStream_t stream);
 
-// Decides with the queries that the previous layer foresees (PredictRule::kPreviousLayer; other rows
-// take no part) and queues the misses. `queries` [rows, num_q_heads * head_dim]. All other decisions
-// are made where the true queries are (rows/decode_rows.cu).
+// Decides with the queries that the previous layer foresees (PredictRule::kPreviousLayer; other
+// rows take no part) and queues the misses. `queries` [rows, num_q_heads * head_dim]. All other
+// decisions are made where the true queries are (rows/decode_rows.cu).
 struct DecideAhead {
   DecodeTables tables;
   const float* queries = nullptr;

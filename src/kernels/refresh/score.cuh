@@ -2,11 +2,11 @@
 // Hash selection's keys: Hamming distance between the codes of the group's queries and of every
 // candidate, summed over the group, and its histogram. The codes cross memory once.
 //
-// The group's queries are asked at once. Of n queries let c have bit i of their code set: a key with
-// that bit adds n - c to its distance, one without adds c. So bit i adds min(c, n - c), whatever the
-// key, and |n - 2 c| more when the key's bit is not that of the majority. The distance is a constant
-// plus a weighted count of disagreements with the majority's code, and weights are at most 8: a few
-// planes of bits. Equal to the sum of the distances, bit for bit.
+// The group's queries are asked at once. Of n queries let c have bit i of their code set: a key
+// with that bit adds n - c to its distance, one without adds c. So bit i adds min(c, n - c),
+// whatever the key, and |n - 2 c| more when the key's bit is not that of the majority. The distance
+// is a constant plus a weighted count of disagreements with the majority's code, and weights are at
+// most 8: a few planes of bits. Equal to the sum of the distances, bit for bit.
 #include <cstdint>
 
 #include "kernels/refresh/instructions.cuh"
@@ -79,8 +79,8 @@ __device__ __forceinline__ void combine_queries(const DecodeTables& t) {
 }
 
 // Sum over columns of bits: word i of plane p counts 2^p for each of its bits, a carried word
-// 2^kPlane. Three words of one weight become a sum and a carry of the next, until one is left, whose
-// population is counted: that is the scarcest instruction here.
+// 2^kPlane. Three words of one weight become a sum and a carry of the next, until one is left,
+// whose population is counted: that is the scarcest instruction here.
 template <int kPlane, int kPlanes, int kWords, int kCarried>
 __device__ __forceinline__ uint32_t weighted_count(const uint32_t (&planes)[kPlanes][kWords],
                                                    const uint32_t* carried) {
@@ -102,8 +102,7 @@ __device__ __forceinline__ uint32_t weighted_count(const uint32_t (&planes)[kPla
       carry[i / 2] = carry_bits(sum, word[i], other);
       sum = sum_bits(sum, word[i], other);
     }
-    return __popc(sum) +
-           2 * weighted_count<kPlane + 1, kPlanes, kWords, kCount / 2>(planes, carry);
+    return __popc(sum) + 2 * weighted_count<kPlane + 1, kPlanes, kWords, kCount / 2>(planes, carry);
   }
 }
 
@@ -133,8 +132,8 @@ __device__ __forceinline__ void load_pages(const DecodeTables& t, int32_t first_
   __syncthreads();
 }
 
-// A turn is two pages: thread i takes token i of both. Codes come through a ring in shared memory, in
-// which a thread sees only its own places, so no barrier is needed; what is under way covers the
+// A turn is two pages: thread i takes token i of both. Codes come through a ring in shared memory,
+// in which a thread sees only its own places, so no barrier is needed; what is under way covers the
 // latency of device memory.
 template <int kWords, int kPlanes>
 __device__ __noinline__ void score_words(const DecodeTables& t) {

@@ -16,7 +16,7 @@ namespace clo::kernels {
 
 namespace {
 
-constexpr int kWarps = 4;                    // of a block of predicted queries
+constexpr int kWarps = 4;                  // of a block of predicted queries
 constexpr int kMostWarps = kMaxGroup + 2;  // of a block of decode rows
 
 // Heads of a projection: parts [splits][rows][heads * head_dim], summed in order, then the bias.
@@ -123,7 +123,8 @@ class HeadStep {
     return {p_.parts, p_.bias, width, width * p_.rows, p_.splits};
   }
   // Sum of parts, bias, norm, rotation. Waits for the kernel before.
-  __device__ void rotated_head(float (&x)[kElements], int32_t head, const float* norm_weight) const {
+  __device__ void rotated_head(float (&x)[kElements], int32_t head,
+                               const float* norm_weight) const {
     const HeadConstants<kElements> constants(bias_of(head), norm_weight, lane_);
     float cosine[kElements / 2], sine[kElements / 2];
     wait_for_predecessor();
@@ -190,16 +191,16 @@ class HeadStep {
     }
     const int64_t page_index = position / kPageTokens;
     const auto page_slot = static_cast<int32_t>(position % kPageTokens);
-    const int64_t host_index =
-        slot_.pages == nullptr ? -1
-                               : host_row_index(t_.host.num_pages, kv_heads_, p_.layer,
-                                                slot_.pages[page_index], kv_head_, page_slot);
+    const int64_t host_index = slot_.pages == nullptr
+                                   ? -1
+                                   : host_row_index(t_.host.num_pages, kv_heads_, p_.layer,
+                                                    slot_.pages[page_index], kv_head_, page_slot);
     if (host_index >= 0) store_row<kRowBytes>(t_.host_rows + host_index * kRowBytes, piece, lane_);
 
     const bool host_code = host_index >= 0 && t_.host_codes != nullptr;
     if (t_.hashes == nullptr || (!host_code && slot_.code_blocks == nullptr)) return;
-    const uint32_t word = encode_warp(
-        t_.hashes[static_cast<int64_t>(p_.layer) * kv_heads_ + kv_head_], x, lane_);
+    const uint32_t word =
+        encode_warp(t_.hashes[static_cast<int64_t>(p_.layer) * kv_heads_ + kv_head_], x, lane_);
     const int64_t words = t_.shape.code_bits / 32;
     if (lane_ >= words) return;
     if (host_code) reinterpret_cast<uint32_t*>(t_.host_codes)[host_index * words + lane_] = word;

@@ -15,9 +15,9 @@ namespace clo::kernels {
 // order and rounding are the CPU backend's: QK-norm, rotation of element i with i + head_dim / 2, K
 // and V rounded to the row type, the code made from the rounded key.
 //
-// The queries also decide, for heads that do not attend everything: what this layer's attention must
-// wait for goes into the refresh queue, what the next step will need is noted in decided (rules:
-// refresh/decide.cuh).
+// The queries also decide, for heads that do not attend everything: what this layer's attention
+// must wait for goes into the refresh queue, what the next step will need is noted in decided
+// (rules: refresh/decide.cuh).
 struct DecodeRows {
   DecodeTables tables;
   const float* parts = nullptr;   // [splits][rows][(num_q_heads + 2 num_kv_heads) * head_dim]

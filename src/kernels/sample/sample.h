@@ -37,7 +37,7 @@ struct SampleRows {
   // Some row may have a temperature or a penalty: adds the kernel that draws. Without it such rows
   // are served greedily, so a caller picks the graph by what its sequences ask for.
   bool any_sampled = false;
-  std::byte* scratch = nullptr;   // sample_scratch_bytes(rows, vocab_size), zero before first use
+  std::byte* scratch = nullptr;  // sample_scratch_bytes(rows, vocab_size), zero before first use
 };
 int64_t sample_scratch_bytes(int32_t rows, int64_t vocab_size);  // left zero by every launch
 
