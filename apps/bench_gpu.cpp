@@ -242,10 +242,16 @@ Result<int> step(const StepFlags& flags) {
   std::printf("%-16s %5s %9s %10s %8s %8s %8s %8s %8s %9s %7s\n", "point", "batch", "ms/step",
               "tokens/s", "hbm ms", "link ms", "x floor", "hits", "new", "fetched", "cpu us");
   CLO_TRY(measure->fill(options.policy, flags.gpu.batch, options.context_tokens));
+  int64_t used_bytes = -1;
   for (const StepPoint& point : points) {
     const StepFigures figures = measure->steps(point.forced, flags.warm_up, flags.steps);
+    used_bytes = figures.device_used_bytes;
     print_step(point.name, flags.gpu.batch, figures, ceilings);
     lines += step_line(point.name, flags.gpu.batch, figures, ceilings).dump() + "\n";
+  }
+  if (const auto asked = flags.gpu.device_memory; asked && used_bytes >= 0) {
+    std::printf("device memory by the driver's count: %s, asked for %s\n",
+                format_bytes(used_bytes).c_str(), asked->c_str());
   }
   if (flags.stages) {
     std::printf("\n%-22s %10s %12s %10s %9s\n", "stage (one step)", "us", "bytes", "GB/s",

@@ -379,7 +379,9 @@ StepFigures Measure::steps(const ForcedReuse& forced, int64_t warm_up, int64_t s
   figures.graph_nodes = static_cast<int64_t>(runner_->graph_nodes());
   figures.heads = shape_.num_layers * shape_.num_kv_heads;
   figures.resident_heads = batch_.front()->num_resident_heads();
-  figures.device_used_bytes = driver_used_bytes();
+  if (const int64_t used = driver_used_bytes(); used >= 0) {
+    figures.device_used_bytes = used - driver_used_at_start();
+  }
   return figures;
 }
 

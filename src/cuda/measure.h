@@ -50,7 +50,8 @@ struct StepFigures {
   double fetch_s = 0;             // clusters copying rows, the sum
   int64_t graph_nodes = 0;
   int32_t resident_heads = 0, heads = 0;
-  int64_t device_used_bytes = 0;  // by the driver's count; -1: unknown
+  // By the driver's count, less what it counted before this process opened the device; -1: unknown.
+  int64_t device_used_bytes = -1;
   double hbm_floor_s(const Ceilings& c) const;
   double link_floor_s(const Ceilings& c) const;
   double floor_s(const Ceilings& c) const;

@@ -114,6 +114,7 @@ inline PolicyOptions arbitrary_policy(const KvShape& shape, bool with_label_age)
       *rc::gen::element(Predict::kNone, Predict::kPreviousLayer, Predict::kPreviousStep);
   if (policy.predict != Predict::kNone) {
     policy.correction = *rc::gen::element(Correction::kNone, Correction::kTrueQuery);
+    policy.prefetch_margin = *rc::gen::element(0.0, 0.5, 1.0);
   }
   policy.fetch = *rc::gen::element(Fetch::kWhole, Fetch::kDelta);
   policy.persistent = *rc::gen::element(

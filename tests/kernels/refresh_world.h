@@ -11,6 +11,7 @@
 #include "clo/report.h"
 #include "kernels/gpu_test.h"
 #include "kernels/refresh/refresh.h"
+#include "kernels/refresh_scene.h"
 #include "kernels/rows/rows.h"
 #include "kv/head_cache.h"
 #include "reference/cpu_ops.h"
@@ -20,69 +21,6 @@
 
 namespace clo::kernels {
 inline namespace refresh_world {  // other tests have worlds of their own
-
-inline constexpr int32_t kLayers = 2;
-inline constexpr int32_t kLayer = 1;
-inline constexpr float kScale = 0.125f;
-
-struct Scene {
-  int32_t head_dim = 128;
-  int32_t group = 4;
-  int32_t kv_heads = 2;
-  int32_t code_bits = 128;
-  int64_t context = 1000;  // of the first step
-  PolicyOptions policy;
-  int32_t num_slots = 1;
-  bool trained = false;     // codes by a trained projection
-  int64_t resident_of = 0;  // head h is resident when h % resident_of == 1; 0: none
-};
-
-inline PolicyOptions always() {
-  PolicyOptions policy;
-  policy.threshold = 2;
-  return policy;
-}
-
-inline SequenceRules to_rules(const PolicyOptions& p) {
-  SequenceRules r;
-  r.kv_ratio = p.kv_ratio;
-  r.set_tokens = p.set_tokens;
-  r.random_seed = 77;
-  r.sink = p.sink;
-  r.recent = p.recent;
-  r.max_label_age = p.max_label_age;
-  r.dense_layers = p.dense_layers;
-  r.select = p.select == Select::kExact    ? SelectRule::kExact
-             : p.select == Select::kRandom ? SelectRule::kRandom
-             : p.select == Select::kNone   ? SelectRule::kNone
-                                           : SelectRule::kHash;
-  r.predict = p.predict == Predict::kPreviousLayer  ? PredictRule::kPreviousLayer
-              : p.predict == Predict::kPreviousStep ? PredictRule::kPreviousStep
-                                                    : PredictRule::kNone;
-  r.correct = p.correction == Correction::kTrueQuery;
-  r.fetch_whole = p.fetch == Fetch::kWhole;
-  r.aggregate_all = p.aggregate == Aggregate::kAll;
-  return r;
-}
-
-inline HeadRule to_head_rule(const PolicyOptions& p, std::span<const float> importance) {
-  HeadRule rule;
-  float largest = 0;
-  double total = 0;
-  for (size_t j = 0; j < importance.size(); ++j) {
-    rule.at_once.query[j] = head_threshold(p, importance[j]);
-    rule.ahead.query[j] = ahead_threshold(rule.at_once.query[j], prefetch_margin(p));
-    rule.weight[j] = p.aggregate == Aggregate::kWeighted ? double{importance[j]} : 1.0;
-    largest = std::max(largest, importance[j]);
-    total += importance[j];
-  }
-  rule.at_once.mean =
-      head_threshold(p, p.aggregate == Aggregate::kWeighted
-                            ? largest
-                            : static_cast<float>(total / static_cast<double>(importance.size())));
-  rule.ahead.mean = ahead_threshold(rule.at_once.mean, prefetch_margin(p));
-  return rule;
-}
 
 // Sequences with the same contents on both sides: rows in pages of pinned memory that both read,
 // codes and head caches once for each.

@@ -7,6 +7,7 @@
 #include <array>
 #include <cmath>
 #include <limits>
+#include <numbers>
 
 namespace clo {
 namespace {
@@ -215,6 +216,39 @@ TEST_F(Decide, ASetThatCanHoldAllIsIncompleteWhenItsChoiceLeftSomeOut) {
   const SetHistory some{true, 100, 90, false};
   EXPECT_EQ((*this)(some, 101, true, 80, 1.f), Decision::kIncomplete);
   EXPECT_EQ((*this)(some, 101, false, 80, 1.f), Decision::kHit);
+}
+
+TEST(AheadThreshold, LiesBetweenTheThresholdAndOne) {
+  EXPECT_DOUBLE_EQ(ahead_threshold(0.8, 0), 0.8);
+  EXPECT_DOUBLE_EQ(ahead_threshold(0.8, 1), 1);
+  EXPECT_DOUBLE_EQ(ahead_threshold(0, 0.5), std::cos(std::numbers::pi / 4));
+  // Always and never stay what they are.
+  EXPECT_EQ(ahead_threshold(-1, 0.5), -1);
+  EXPECT_EQ(ahead_threshold(2, 0.5), 2);
+  double last = -1;
+  for (const double margin : {0.0, 0.1, 0.3, 0.5, 0.9}) {
+    EXPECT_GT(ahead_threshold(0.3, margin), last);
+    last = ahead_threshold(0.3, margin);
+  }
+}
+
+TEST(PrefetchMargin, IsForPredictionsThatAreCorrected) {
+  PolicyOptions policy;
+  policy.predict = Predict::kPreviousStep;
+  EXPECT_EQ(prefetch_margin(policy), 0);
+  policy.correction = Correction::kTrueQuery;
+  EXPECT_EQ(prefetch_margin(policy), policy.prefetch_margin);
+}
+
+TEST_F(Decide, APredictionMissesEarlierByItsMargin) {
+  policy_.threshold = 0.8;
+  const SetHistory set{true, 100, 90};
+  const std::vector<float> cosine = {0.9f}, importance = {1.0f};
+  // Half of acos(0.8) is acos(0.949).
+  EXPECT_EQ(decide(policy_, set, 105, false, 89, cosine, importance), Decision::kHit);
+  EXPECT_EQ(decide(policy_, set, 105, false, 89, cosine, importance, 0.5), Decision::kMiss);
+  EXPECT_EQ(decide(policy_, set, 105, false, 89, std::vector<float>{0.95f}, importance, 0.5),
+            Decision::kHit);
 }
 
 }  // namespace

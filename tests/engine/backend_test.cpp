@@ -1,0 +1,73 @@
+// What a policy becomes on a backend.
+#include "engine/backend.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "clo/report.h"
+
+namespace clo {
+namespace {
+
+TEST(ForBackend, PredictsOnlyWhereATransferCanHide) {
+  const PolicyOptions automatic = preset("default").value();
+  const PolicyOptions cpu = for_backend(automatic, Backend::kCpu);
+  EXPECT_EQ(cpu.predict, Predict::kNone);
+  EXPECT_EQ(cpu.correction, Correction::kNone);
+  const PolicyOptions cuda = for_backend(automatic, Backend::kCuda);
+  EXPECT_EQ(cuda.predict, Predict::kPreviousStep);
+  EXPECT_EQ(cuda.correction, Correction::kTrueQuery);
+}
+
+TEST(ForBackend, PredictsNothingWhereEveryQueryChooses) {
+  for (const char* name : {"hata", "dense"}) {
+    const PolicyOptions policy = for_backend(preset(name).value(), Backend::kCuda);
+    EXPECT_EQ(policy.predict, Predict::kNone) << name;
+    EXPECT_EQ(policy.correction, Correction::kNone) << name;
+  }
+}
+
+TEST(ForBackend, LeavesWhatWasAskedFor) {
+  for (const Backend backend : {Backend::kCpu, Backend::kCuda}) {
+    PolicyOptions asked = preset("clo-paper").value();
+    EXPECT_EQ(for_backend(asked, backend).predict, Predict::kPreviousLayer);
+    EXPECT_EQ(for_backend(asked, backend).correction, Correction::kNone);
+    asked.predict = Predict::kPreviousStep;
+    EXPECT_EQ(for_backend(asked, backend).correction, Correction::kNone);
+  }
+}
+
+TEST(PolicyOptions, AMarginIsAShare) {
+  PolicyOptions policy;
+  policy.predict = Predict::kPreviousStep;
+  policy.correction = Correction::kTrueQuery;
+  for (const double margin : {0.0, 0.5, 1.0}) {
+    policy.prefetch_margin = margin;
+    EXPECT_TRUE(validate(policy)) << margin;
+  }
+  EXPECT_NE(describe(policy).find("--prefetch-margin 1"), std::string::npos);
+  for (const double margin : {-0.1, 1.1, std::nan("")}) {
+    policy.prefetch_margin = margin;
+    const Status status = validate(policy);
+    ASSERT_FALSE(status) << margin;
+    EXPECT_EQ(status.error().where, "--prefetch-margin");
+  }
+}
+
+TEST(KvCounters, ACorrectedSetWasNotKept) {
+  KvCounters counters;
+  EXPECT_EQ(counters.hit_rate(), 0);
+  counters.hits = 6;
+  counters.misses = 2;
+  counters.aged = 1;
+  counters.incomplete = 1;
+  EXPECT_EQ(counters.hit_rate(), 0.6);
+  counters.corrections = 2;
+  EXPECT_EQ(counters.hit_rate(), 0.4);
+  counters.corrections = 8;  // missed ahead, and refuted as well
+  EXPECT_EQ(counters.hit_rate(), 0);
+}
+
+}  // namespace
+}  // namespace clo
