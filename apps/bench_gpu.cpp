@@ -51,7 +51,7 @@ void add_common(CLI::App& app, GpuFlags& f) {
             "Clusters of blocks that refresh beside the layers (24)");
   add_value(app, "--fetch-warps", f.fetch_warps, "Warps of each of their blocks that fetch (1)");
   add_value(app, "--score-nap", f.nap,
-            "Nanoseconds that they rest between pages of a choice without hurry (4000)");
+            "Nanoseconds that they rest after two pages of a choice without hurry (4000)");
   app.add_option("-o,--output", f.output, "Write every figure as JSON lines");
   f.policy.add_to(app, false);
 }
@@ -82,8 +82,8 @@ Result<MeasureOptions> resolve(const GpuFlags& f) {
   options.context_tokens = f.context;
   options.batch = f.batch;
   options.code_bits = f.bits;
-  if (f.clusters < 1 || f.clusters > 64) {
-    return Error{ErrorCode::kBadFlag, "expected 1 to 64, found " + std::to_string(f.clusters),
+  if (f.clusters < 1 || f.clusters > 32) {
+    return Error{ErrorCode::kBadFlag, "expected 1 to 32, found " + std::to_string(f.clusters),
                  "--refresh-clusters"};
   }
   options.queue_clusters = f.clusters;

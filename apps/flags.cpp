@@ -132,10 +132,11 @@ void PolicyFlags::add_to(CLI::App& app, bool with_preset) {
   add("--predict", predict,
       "Query that chooses: auto (none on the CPU; on a GPU previous-step, corrected), none (the "
       "true one), previous-layer, previous-step");
-  add("--correction", correction, "Check a prediction against the true query: none, true_query");
+  add("--correction", correction,
+      "Check a prediction against the true query: auto (where --predict is auto), none, "
+      "true_query");
   add("--prefetch-margin", prefetch_margin,
-      "How much earlier a corrected prediction chooses again: 0 (as the check) to 1 (always) "
-      "(0.5)");
+      "How much earlier a corrected prediction chooses again: 0 (as the check) to 1 (0.5)");
   add("--fetch", fetch, "On a miss move only new rows or the whole set: delta, whole");
   add("--max-label-age", max_label_age, "Steps a set may be kept (64), or none");
   add("--sink", sink, "First tokens, always attended (4)");
@@ -211,7 +212,9 @@ Result<PolicyOptions> PolicyFlags::resolve(std::string_view base) const {
                            {"previous-step", Predict::kPreviousStep}},
                           policy.predict));
   CLO_TRY(choose<Correction>("--correction", correction,
-                             {{"none", Correction::kNone}, {"true_query", Correction::kTrueQuery}},
+                             {{"auto", Correction::kAuto},
+                              {"none", Correction::kNone},
+                              {"true_query", Correction::kTrueQuery}},
                              policy.correction));
   CLO_TRY(choose<Fetch>("--fetch", fetch, {{"delta", Fetch::kDelta}, {"whole", Fetch::kWhole}},
                         policy.fetch));

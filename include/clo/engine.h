@@ -113,6 +113,9 @@ class Engine {
   Result<RequestId> submit(Request request);
   // Runs one step: admits what fits, prefills one chunk, decodes one token of every running
   // sequence. False when there was nothing to do.
+  // On a GPU a kernel stays on the device while requests run, until the next step, cancel, end of a
+  // request or the engine's own end: calls that wait for the whole device (cudaDeviceSynchronize,
+  // cudaFree) do not return in between, nor inside a callback.
   bool step();
   // Not from inside a request's own callbacks: there keep_going is the way.
   void cancel(RequestId id);

@@ -30,7 +30,11 @@ enum class Predict : uint8_t {
   kPreviousStep,   // the true query of the step before
 };
 
-enum class Correction : uint8_t { kNone, kTrueQuery };
+enum class Correction : uint8_t {
+  kAuto,  // the true query where the backend chose the prediction, none where it was asked for
+  kNone,
+  kTrueQuery,
+};
 enum class Fetch : uint8_t { kWhole, kDelta };
 
 struct PolicyOptions {
@@ -50,7 +54,7 @@ struct PolicyOptions {
   Aggregate aggregate = Aggregate::kWeighted;
 
   Predict predict = Predict::kAuto;
-  Correction correction = Correction::kNone;
+  Correction correction = Correction::kAuto;
   // With a correction, a prediction chooses again this much earlier than the true query would: at
   // (1 - margin) of the angle that the threshold allows. Drift is then caught off the critical path
   // and only jumps are left for the true query.

@@ -100,11 +100,14 @@ BufferSizes buffer_sizes(const ModelConfig& config, const KvShape& shape,
 Result<std::unique_ptr<CudaBackend>> CudaBackend::create(int host_threads) {
   // The refresh kernel runs beside the layers: waiting for either to end before the other starts
   // would be for ever.
-  if (const char* blocking = std::getenv("CUDA_LAUNCH_BLOCKING");
-      blocking != nullptr && std::string_view(blocking) != "0" && *blocking != 0) {
-    return Error{ErrorCode::kUnsupported,
-                 "CUDA_LAUNCH_BLOCKING is set, but kernels must run side by side; unset it",
-                 "--backend cuda"};
+  for (const auto& [name, harmful] :
+       {std::pair{"CUDA_LAUNCH_BLOCKING", "1"}, std::pair{"CUDA_DEVICE_MAX_CONNECTIONS", "1"}}) {
+    const char* value = std::getenv(name);
+    if (value == nullptr || std::string_view(value) != harmful) continue;
+    return Error{
+        ErrorCode::kUnsupported,
+        std::string(name) + "=" + value + " is set, but kernels must run side by side; unset it",
+        "--backend cuda"};
   }
   CLO_ASSIGN(DeviceFacts facts, device_facts());
   const int64_t before = driver_used_at_start();

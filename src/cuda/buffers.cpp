@@ -32,6 +32,13 @@ StepPlans plan_step(const ModelConfig& c, const DeviceNumbers& device) {
           plan(c.vocab_size, c.hidden_size, 1)};
 }
 
+int32_t refresh_clusters(const CudaLimits& limits, int32_t num_multiprocessors) {
+  // Below sm_90 a cluster is one block, and attention may need the other multiprocessors for
+  // itself.
+  const int32_t most = num_multiprocessors / kernels::kClusterBlocks;
+  return std::clamp(limits.queue_clusters, 1, std::max(most, 1));
+}
+
 int64_t layer_tokens(const CudaLimits& limits) {
   return limits.layer_tokens > 0 ? limits.layer_tokens : limits.max_context_tokens;
 }
@@ -80,8 +87,10 @@ Status take_buffers(const BufferSizes& sizes, StepBuffers& b, const TakeBuffer& 
                kernels::sample_scratch_bytes(static_cast<int32_t>(rows), c.vocab_size), 1));
   b.scratch_bytes =
       round_up(kernels::refresh_scratch_bytes(sizes.limits.max_context_tokens), Arena::kAlignment);
-  CLO_TRY(take(b.refresh_scratch, std::max(sizes.limits.queue_clusters, shape.num_kv_heads),
-               b.scratch_bytes));
+  CLO_TRY(
+      take(b.refresh_scratch,
+           std::max(refresh_clusters(sizes.limits, sizes.num_multiprocessors), shape.num_kv_heads),
+           b.scratch_bytes));
 
   CLO_TRY(floats(b.inverse_frequencies, half));
   if (shape.code_bits > 0) {

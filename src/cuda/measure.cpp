@@ -340,8 +340,8 @@ StepFigures Measure::steps(const ForcedReuse& forced, int64_t warm_up, int64_t s
     times.fetch_ns += runner_->times().fetch_ns;
     for (const KvCounters& layer : sequence->layer_counters()) total += layer;
   }
-  // One step more than was read is in the counts: it was launched ahead.
-  const auto counted_steps = static_cast<double>(steps + 1);
+  // Each timed call launches the step after it; without a step before them the first launches two.
+  const auto counted_steps = static_cast<double>(steps + (warm_up == 0 ? 1 : 0));
   const auto share = [](int64_t part, int64_t whole) {
     return whole == 0 ? 0.0 : static_cast<double>(part) / static_cast<double>(whole);
   };
@@ -369,7 +369,7 @@ StepFigures Measure::steps(const ForcedReuse& forced, int64_t warm_up, int64_t s
     const double set_tokens =
         static_cast<double>(set_size(batch_.front()->policy(), batch_.front()->num_tokens()));
     const double density = figures.new_share * set_tokens / context;
-    if (density > 1e-4) figures.gather_bytes_per_s = gather_rate(density);
+    if (density > 1e-4) figures.gather_bytes_per_s = gather_rate(std::min(density, 1.0));
   }
   figures.corrections = static_cast<double>(total.corrections) / counted_steps;
   const auto heads = static_cast<double>(shape_.num_layers) * shape_.num_kv_heads;

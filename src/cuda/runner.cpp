@@ -205,12 +205,12 @@ void CudaRunner::synchronize() {
 
 void CudaRunner::start_refreshes() {
   if (refreshing_) return;
+  refreshing_ = true;
   refresh_after_.record(main_);  // priming uses the same scratch
   refresh_after_.make_wait(refresh_);
   CLO_CUDA(cudaMemsetAsync(&buffers_.queue->leave, 0, sizeof(uint32_t), refresh_.get()));
   kernels::refresh_queue(refresh_params(false), refresh_.get());
   refresh_ended_.record(refresh_);
-  refreshing_ = true;
 }
 
 void CudaRunner::stop_refreshes() {
@@ -225,8 +225,8 @@ kernels::RefreshQueueParams CudaRunner::refresh_params(bool drain) const {
   kernels::RefreshQueueParams params;
   params.tables = tables_;
   params.scratch = {buffers_.refresh_scratch, buffers_.scratch_bytes};
-  params.num_clusters = limits_.queue_clusters;
-  params.fetch_warps = limits_.fetch_warps;
+  params.num_clusters = refresh_clusters(limits_, device_.num_multiprocessors);
+  params.fetch_warps = std::clamp(limits_.fetch_warps, 1, 8);
   params.score_nap_ns = limits_.score_nap_ns;
   params.drain = drain;
   return params;
@@ -295,7 +295,7 @@ void CudaRunner::check_fault() {
   if (fault == static_cast<uint32_t>(kernels::FaultCode::kAttentionWait)) {
     what = "attention waited 10 s for rows from the host store";
   } else if (fault == static_cast<uint32_t>(kernels::FaultCode::kRefreshStuck)) {
-    what = "a refresh waited 10 s for its turn";
+    what = "a decision waited 10 s for the refresh before it";
   }
   throw std::runtime_error(what);
 }

@@ -42,6 +42,7 @@ class CudaRunner final : public Runner {
   void begin(SequenceKv& sequence, const SamplingOptions& sampling) override;
   void end(SequenceKv& sequence) override;
   void read_counters(SequenceKv& sequence) override;
+  void pause() override { stop_refreshes(); }
   std::span<const float> prefill(std::span<const int32_t> ids, SequenceKv& sequence, bool last,
                                  const std::function<bool(int32_t)>& proceed,
                                  bool* abandoned) override;
@@ -128,7 +129,7 @@ class CudaRunner final : public Runner {
   ForcedReuse forced_;
 
   Stream main_;      // decode and prefill compute
-  Stream refresh_;   // refreshes beside the steps: higher priority, few blocks
+  Stream refresh_;   // refreshes beside the steps: higher priority
   Stream copy_out_;  // finished rows to the host
   Stream copy_in_;   // earlier rows back from the host
   Event refresh_after_, refresh_ended_;

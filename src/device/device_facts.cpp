@@ -96,7 +96,7 @@ Result<DeviceFacts> device_facts() {
                                    "kernels prefetch weights before the one ahead ends",
                                    capability + ", needs 9.0"));
   facts.features.push_back(feature("block clusters", facts.capability_major >= 9,
-                                   "eight blocks choose a head's set together",
+                                   "four blocks choose a head's set together",
                                    capability + ", needs 9.0: one block does it"));
   facts.features.push_back(feature("NVML", driver_used_bytes() >= 0,
                                    "the memory budget is checked against the driver's figure",

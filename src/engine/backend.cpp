@@ -30,7 +30,9 @@ Result<BackendChoice> choose_backend(const EngineOptions& options, const KvShape
 }
 
 PolicyOptions for_backend(PolicyOptions policy, Backend backend) {
-  if (policy.predict != Predict::kAuto) return policy;
+  const bool asked = policy.predict != Predict::kAuto;
+  if (asked && policy.correction == Correction::kAuto) policy.correction = Correction::kNone;
+  if (asked) return policy;
   // Nothing runs beside a step of the CPU, so a prediction could hide no transfer there; nor can
   // one help where every true query chooses again. On a GPU a fetch takes longer than a layer and
   // has a whole step to hide in, but a step that looks something up asks for rows that no earlier
@@ -38,7 +40,11 @@ PolicyOptions for_backend(PolicyOptions policy, Backend backend) {
   const bool never_kept = policy.threshold ? *policy.threshold > 1 : policy.eta > 1;
   const bool foresee = backend == Backend::kCuda && policy.select != Select::kNone && !never_kept;
   policy.predict = foresee ? Predict::kPreviousStep : Predict::kNone;
-  policy.correction = foresee ? Correction::kTrueQuery : Correction::kNone;
+  if (!foresee) {
+    policy.correction = Correction::kNone;  // the true query decides anyway
+  } else if (policy.correction == Correction::kAuto) {
+    policy.correction = Correction::kTrueQuery;
+  }
   return policy;
 }
 

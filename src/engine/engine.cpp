@@ -74,6 +74,10 @@ void Engine::Impl::fail_all(const std::string& what) {
   }
   for (auto& sequence : queue) finish(*sequence, FinishReason::kError, fault);
   queue.clear();
+  try {
+    runner->pause();
+  } catch (const std::runtime_error&) {  // nothing runs on this device any more
+  }
 }
 
 void Engine::Impl::release(Sequence& sequence) {
@@ -118,7 +122,10 @@ std::optional<Response> Engine::take(RequestId id) {
 Result<Response> Engine::generate(Request request) {
   CLO_ASSIGN(const RequestId id, submit(std::move(request)));
   while (true) {
-    if (auto response = take(id)) return std::move(*response);
+    if (auto response = take(id)) {
+      if (!impl_->fault) impl_->runner->pause();  // who knows when the next step comes
+      return std::move(*response);
+    }
     CLO_CHECK(step(), id);
   }
 }

@@ -28,6 +28,7 @@ PolicyOptions clo_paper() {
   PolicyOptions p;
   p.preset = "clo-paper";
   p.predict = Predict::kPreviousLayer;
+  p.correction = Correction::kNone;
   p.fetch = Fetch::kWhole;
   p.max_label_age = 0;
   return p;
@@ -129,7 +130,8 @@ std::string describe(const PolicyOptions& p) {
   }
   add("--aggregate", kAggregate[static_cast<int>(p.aggregate)]);
   add("--predict", kPredict[static_cast<int>(p.predict)]);
-  add("--correction", p.correction == Correction::kNone ? "none" : "true_query");
+  static constexpr const char* kCorrection[] = {"auto", "none", "true_query"};
+  add("--correction", kCorrection[static_cast<int>(p.correction)]);
   if (p.correction == Correction::kTrueQuery) add("--prefetch-margin", number(p.prefetch_margin));
   add("--fetch", p.fetch == Fetch::kWhole ? "whole" : "delta");
   add("--max-label-age", p.max_label_age == 0 ? "none" : std::to_string(p.max_label_age));

@@ -93,7 +93,7 @@ struct DeviceCounters {
   unsigned long long rows_requested, rows_fetched, rows_saved_by_delta, rows_saved_by_hits;
   unsigned long long rows_attended, rows_in_context;
   unsigned long long oracle_rows;
-  unsigned long long wait_ns;   // attention blocks waiting for a pending head, summed
+  unsigned long long wait_ns;   // layers waiting for a pending head, summed over heads
   unsigned long long fetch_ns;  // refresh clusters copying rows, summed
 };
 

@@ -4,7 +4,8 @@
 //
 // Every kernel of a step calls wait_for_predecessor() in every thread before it touches memory that
 // an earlier kernel writes or reads, and before it returns. Then "the predecessor has finished"
-// includes all kernels before it. What is constant (weights) may be read earlier.
+// includes all kernels before it. What is constant (weights) may be read earlier; attention also
+// reads rows and sets early and finds out afterwards whether they have changed (attend.cu).
 #include <cuda_runtime.h>
 
 #include <cstdint>

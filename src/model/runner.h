@@ -46,6 +46,8 @@ class Runner {
   virtual void begin(SequenceKv& sequence, const SamplingOptions& sampling) = 0;
   // Blocks: until nothing launched for the sequence is left.
   virtual void end(SequenceKv& sequence) = 0;
+  // No step follows soon: what runs beside the steps ends. The next step starts it again.
+  virtual void pause() {}
   // Brings the sequence's counters up to date.
   virtual void read_counters(SequenceKv& sequence) = 0;
 

@@ -26,7 +26,7 @@ double head_threshold(const PolicyOptions& policy, float importance) {
 }
 
 double ahead_threshold(double tau, double margin) {
-  if (tau <= -1 || tau > 1) return tau;
+  if (margin == 0 || tau <= -1 || tau > 1) return tau;
   return std::cos((1 - margin) * std::acos(tau));
 }
 

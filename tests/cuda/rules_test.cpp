@@ -42,6 +42,16 @@ TEST(HeadRule, SaysWhatTheReuseRuleSays) {
   }
 }
 
+TEST(RefreshClusters, LeaveRoomForTheLayers) {
+  CudaLimits limits;
+  EXPECT_EQ(refresh_clusters(limits, 132), kDefaultQueueClusters);
+  EXPECT_EQ(refresh_clusters(limits, 78), 19);
+  EXPECT_EQ(refresh_clusters(limits, 16), 4);
+  EXPECT_EQ(refresh_clusters(limits, 1), 1);
+  limits.queue_clusters = 0;
+  EXPECT_EQ(refresh_clusters(limits, 132), 1);
+}
+
 TEST(StepPlans, FillTheDeviceForPublishedShapes) {
   for (const std::string& name : shape_names()) {
     const ModelConfig config = model_shape(name).value();

@@ -34,8 +34,13 @@ TEST(ForBackend, LeavesWhatWasAskedFor) {
     EXPECT_EQ(for_backend(asked, backend).predict, Predict::kPreviousLayer);
     EXPECT_EQ(for_backend(asked, backend).correction, Correction::kNone);
     asked.predict = Predict::kPreviousStep;
+    asked.correction = Correction::kAuto;
     EXPECT_EQ(for_backend(asked, backend).correction, Correction::kNone);
   }
+  PolicyOptions uncorrected = preset("default").value();
+  uncorrected.correction = Correction::kNone;
+  EXPECT_EQ(for_backend(uncorrected, Backend::kCuda).predict, Predict::kPreviousStep);
+  EXPECT_EQ(for_backend(uncorrected, Backend::kCuda).correction, Correction::kNone);
 }
 
 TEST(PolicyOptions, AMarginIsAShare) {

@@ -8,16 +8,15 @@ namespace clo::kernels {
 
 namespace {
 
-constexpr int kWarps = 16;
-constexpr int kThreads = 32 * kWarps;
 constexpr int kBatch = 16;  // heads whose lists are worked out together
 // A head's merge keeps (max, sum) of every part, and its threads' sums, in the tiles' shared
 // memory.
-constexpr int kMaxGrid = 512;
+constexpr int kMaxGrid = 400;
 constexpr int kMaxSlices = 8;  // threads that share the parts of four elements
 
+template <int kWarps>
 struct Shared {
-  int32_t chunk_first[kThreads + 1];  // first tile of each thread's heads
+  int32_t chunk_first[32 * kWarps + 1];  // first tile of each thread's heads
   int32_t warp_tiles[kWarps];
   int32_t found_head, found_first;
   int32_t num_tiles, num_blocks;  // tiles in all, blocks that have some
@@ -33,10 +32,12 @@ struct Shared {
   bool last;
 };
 
-template <int kHeadDim>
+template <int kHeadDim, int kWarps>
 class Block {
  public:
-  __device__ Block(const AttendRows& params, Shared& shared, std::byte* tiles)
+  static constexpr int kThreads = 32 * kWarps;
+
+  __device__ Block(const AttendRows& params, Shared<kWarps>& shared, std::byte* tiles)
       : p_(params),
         t_(params.tables),
         shared_(shared),
@@ -456,7 +457,7 @@ class Block {
                  int64_t{h.context} + 1);
       }
     }
-    static_assert(kMaxGroup * kHeadDim / 4 < kThreads);
+    static_assert(kMaxGroup * kHeadDim / 4 <= kThreads);
     if (thread_ < group_ * kHeadDim / 4) {
       auto* out = static_cast<__nv_bfloat162*>(p_.out) + first_query(head) * (kHeadDim / 2);
       const int g = 4 * thread_ / kHeadDim;
@@ -482,31 +483,52 @@ class Block {
 
   const AttendRows& p_;
   const DecodeTables& t_;
-  Shared& shared_;
+  Shared<kWarps>& shared_;
   std::byte* tiles_;
   const int thread_, warp_, lane_;
   const int group_;
 };
 
-template <int kHeadDim>
+template <int kHeadDim, int kWarps>
 // Registers: a block and a refresh block (256 threads of 64) share a multiprocessor.
 __global__ void __maxnreg__(96) attend_kernel(const __grid_constant__ AttendRows params) {
   extern __shared__ __align__(16) std::byte tiles[];
-  __shared__ Shared shared;
-  Block<kHeadDim>(params, shared, tiles).run();
+  __shared__ Shared<kWarps> shared;
+  Block<kHeadDim, kWarps>(params, shared, tiles).run();
 }
 
-template <int kHeadDim>
+template <int kHeadDim, int kWarps>
 void launch_attend(const AttendRows& params, cudaStream_t stream) {
   constexpr int kBytes = kWarps * TileShape<kHeadDim>::kWarpBytes + SplitQueries<kHeadDim>::kBytes;
   static const bool prepared = [] {
-    CLO_CUDA(cudaFuncSetAttribute(attend_kernel<kHeadDim>,
+    CLO_CUDA(cudaFuncSetAttribute(attend_kernel<kHeadDim, kWarps>,
                                   cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
     return true;
   }();
   (void)prepared;
-  launch(attend_kernel<kHeadDim>, dim3(static_cast<unsigned>(params.grid)), dim3(kThreads), kBytes,
-         stream, params);
+  launch(attend_kernel<kHeadDim, kWarps>, dim3(static_cast<unsigned>(params.grid)),
+         dim3(32 * kWarps), kBytes, stream, params);
+}
+
+// Sixteen warps keep 128 KB of rows on the way, which the largest multiprocessors have beside a
+// refresh block; eight fit everywhere.
+bool has_room_for_sixteen_warps() {
+  static const bool room = [] {
+    int device = 0, bytes = 0;
+    CLO_CUDA(cudaGetDevice(&device));
+    CLO_CUDA(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device));
+    return bytes >= 200 * 1024;
+  }();
+  return room;
+}
+
+template <int kHeadDim>
+void launch_for_device(const AttendRows& params, cudaStream_t stream) {
+  if (has_room_for_sixteen_warps()) {
+    launch_attend<kHeadDim, 16>(params, stream);
+  } else {
+    launch_attend<kHeadDim, 8>(params, stream);
+  }
 }
 
 }  // namespace
@@ -518,10 +540,10 @@ void attend(const AttendRows& params, cudaStream_t stream) {
   CLO_CHECK(params.grid >= 1 && params.grid <= kMaxGrid, params.grid);
   CLO_CHECK(params.rows >= 1, params.rows);
   if (shape.head_dim == 64) {
-    launch_attend<64>(params, stream);
+    launch_for_device<64>(params, stream);
   } else {
     CLO_CHECK(shape.head_dim == 128, shape.head_dim);
-    launch_attend<128>(params, stream);
+    launch_for_device<128>(params, stream);
   }
 }
 

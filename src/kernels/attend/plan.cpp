@@ -8,8 +8,8 @@ int64_t attend_parts(int32_t grid, int32_t rows, int32_t num_kv_heads) {
   return static_cast<int64_t>(grid) + static_cast<int64_t>(rows) * num_kv_heads;
 }
 
-// One block of sixteen warps a multiprocessor: it keeps 128 KB of rows on the way and leaves room
-// for a refresh block (256 threads, 48 KB). Two smaller ones would double the parts to be merged.
+// One block a multiprocessor, where there is room beside a refresh block (256 threads, 48 KB). Two
+// smaller ones would double the parts to be merged.
 int32_t attend_grid(const KvShape& shape, int32_t num_multiprocessors) {
   CLO_CHECK(shape.head_dim == 64 || shape.head_dim == 128, shape.head_dim);
   CLO_CHECK(num_multiprocessors > 0, num_multiprocessors);

@@ -288,9 +288,17 @@ __device__ __forceinline__ void decide_with_true_query(const DecodeTables& t, in
   if ((!foreseen || rules.correct) && !attends_all(rules, resident, layer, context_tokens)) {
     chosen_now = decide_head(t, slot, layer, index, label.facts, cosines.with_label, context_tokens,
                              foreseen ? Cause::kCorrect : Cause::kDecide) != Decision::kHit;
-    if (chosen_now && lane == 0 &&
-        (!label.pending || wait_until_refreshed(t, index, FaultCode::kRefreshStuck))) {
-      push_job(t, kUrgent, slot, layer, kv_head, query_turn(context_tokens), context_tokens);
+    if (chosen_now && lane == 0) {
+      bool ready = true;
+      if (label.pending) {
+        const unsigned long long start = global_timer_ns();
+        ready = wait_until_refreshed(t, index, FaultCode::kRefreshStuck);
+        atomicAdd(&t.counters[static_cast<int64_t>(slot) * t.shape.num_layers + layer].wait_ns,
+                  global_timer_ns() - start);
+      }
+      if (ready) {
+        push_job(t, kUrgent, slot, layer, kv_head, query_turn(context_tokens), context_tokens);
+      }
     }
   }
   bool due = false;

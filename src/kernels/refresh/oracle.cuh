@@ -163,7 +163,8 @@ __device__ __noinline__ Threshold drawn_threshold(const DecodeTables& t) {
   const auto num_held = static_cast<float>(shared.head.num_slots_used);
   const float wanted = static_cast<float>(shared.candidates.num_select) - num_held * (1 - share);
   const float chance = (1.03f * fmaxf(wanted, 0.0f) + 8) / fmaxf(num_candidates - num_held, 1.0f);
-  const uint32_t leaves = draw_share(share), comes = draw_share(chance) + (chance > 0 ? 1 : 0);
+  const uint32_t leaves = draw_share(share),
+                 comes = min(draw_share(chance) + 1, (1u << kDrawBits) - 1);
 
   cluster_sync();  // the selection's histogram has been read
   clear_histogram(3);

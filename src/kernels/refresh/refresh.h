@@ -1,9 +1,9 @@
 #pragma once
 // Refresh: a head's set is chosen again and its missing rows are brought, by the GPU alone. One
-// cluster of blocks serves one head from end to end: decide (cosine with the label), select
-// (Hamming distances over the codes, histogram threshold, compaction in token order), difference
-// (bitmap against the held bits, free slots in slot order), fetch (pinned host row -> slot),
-// commit. Results equal the CPU backend's: reuse/reuse_rule, select/set_rule, kv/head_cache.
+// cluster of blocks serves one head from end to end: select (Hamming distances over the codes,
+// histogram threshold, compaction in token order), difference (bitmap against the held bits, free
+// slots in slot order), fetch (pinned host row -> slot), commit. Results equal the CPU backend's:
+// reuse/reuse_rule, select/set_rule, kv/head_cache.
 //
 // `refresh_queue` runs beside the layers of a step and drains the jobs that decisions have queued:
 // first those that the layer at hand waits for (the true query missed), then those for a layer or a
@@ -42,8 +42,8 @@ struct RefreshQueueParams {
   // reads pass through. An urgent job fetches with every warp, for the layers wait for it; with
   // many jobs waiting twice as many fetch.
   int32_t fetch_warps = 2;
-  // Pause between two pages that a block scores for a job that is in no hurry: not urgent, and few
-  // waiting. The layers' kernels end with their slowest multiprocessor, so a choice that takes
+  // Pause after every two pages that a block scores for a job that is in no hurry: not urgent, and
+  // few waiting. The layers' kernels end with their slowest multiprocessor, so a choice that takes
   // longer but takes less of one costs them less.
   uint32_t score_nap_ns = 0;
   bool drain = false;
