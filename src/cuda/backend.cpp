@@ -59,8 +59,14 @@ class DeviceBackend final : public CudaBackend {
 
   Status pin(HostStore& store) override {
     CLO_CHECK(store.used_pages() == 0, store.used_pages());
+    CLO_CHECK(!arena_);
+    const int64_t before = driver_used_bytes();
     CLO_ASSIGN(pinned_, PinnedRange::create(store.arena().base(), store.arena().budget_bytes(),
                                             host_threads_));
+    // Page tables of the mapping: about 2 MiB for each GiB.
+    if (const int64_t after = driver_used_bytes(); before >= 0 && after >= before) {
+      overhead_bytes_ += after - before;
+    }
     // The page tables and views hold host addresses, which kernels follow as they are.
     if (pinned_.device_base() != store.arena().base()) {
       return Error{ErrorCode::kDeviceFault,
@@ -121,8 +127,9 @@ Result<std::unique_ptr<CudaBackend>> CudaBackend::create(int host_threads) {
   const int64_t overhead = before >= 0 && after >= before
                                ? after - before
                                : static_cast<int64_t>(total_bytes - free_bytes);
-  // What the libraries take later: their handles, plans and code, and the graphs.
-  constexpr int64_t kLibraryBytes = int64_t{128} << 20;
+  // What comes later: libraries' handles, plans and code, graphs, the stacks of kernels. Measured
+  // on an H200 (docs/measurements.md).
+  constexpr int64_t kLibraryBytes = int64_t{352} << 20;
   return std::unique_ptr<CudaBackend>(std::make_unique<DeviceBackend>(
       std::move(facts), std::move(transfer), overhead + kLibraryBytes, host_threads));
 }

@@ -53,7 +53,8 @@ class CudaBackend {
                                int64_t wanted_rows, int64_t budget_bytes);
 
   virtual std::string description() const = 0;
-  // Device memory of the process outside the arena: context, modules, what libraries keep.
+  // Device memory of the process outside the arena: context, modules, what libraries keep, and the
+  // mapping of a store once that is pinned.
   virtual int64_t overhead_bytes() const = 0;
   virtual int64_t free_bytes() const = 0;  // of the device, now
   // Takes the arena, once, in one piece. The budget includes overhead_bytes(), so that the process
@@ -62,7 +63,7 @@ class CudaBackend {
   virtual Arena& arena() = 0;  // Requires: take_arena
   virtual TransferEngine& transfer() = 0;
   // Pins the store's memory so that kernels reach it. Fails: kHostMemory. The store lives on;
-  // call once, before any row is written.
+  // call once, before any row is written and before take_arena.
   virtual Status pin(HostStore& store) = 0;
   virtual double pin_seconds() const = 0;
 

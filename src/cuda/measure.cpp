@@ -110,10 +110,6 @@ Status Measure::build() {
   CLO_TRY(CudaBackend::supports(shape_));
   CLO_ASSIGN(backend_, CudaBackend::create(options_.host_threads));
   const int64_t capacity = options_.context_tokens + options_.room_tokens;
-  int64_t budget = options_.device_memory_bytes;
-  if (budget == 0) budget = backend_->free_bytes() / 100 * 97 + backend_->overhead_bytes();
-  CLO_TRY(backend_->take_arena(budget));
-
   int64_t host_bytes = options_.host_memory_bytes;
   if (host_bytes == 0) {
     host_bytes =
@@ -122,6 +118,9 @@ Status Measure::build() {
   CLO_ASSIGN(HostStore store, HostStore::create(shape_, host_bytes));
   store_ = std::make_unique<HostStore>(std::move(store));
   CLO_TRY(backend_->pin(*store_));
+  int64_t budget = options_.device_memory_bytes;
+  if (budget == 0) budget = backend_->free_bytes() / 100 * 97 + backend_->overhead_bytes();
+  CLO_TRY(backend_->take_arena(budget));
   TransferEngine& transfer = backend_->transfer();
   codes_ = std::make_unique<CodeCache>(
       *store_, backend_->arena(), [&transfer](void* target, const void* source, size_t num_bytes) {

@@ -28,7 +28,11 @@ std::vector<CudaRunner::StageWork> CudaRunner::stage_work(int32_t rows) {
                     }});
   };
   every_layer("qkv product", layers * matrix(first.qkv), &StepRecorder::qkv);
-  every_layer("rows and decisions", 0, &StepRecorder::rows);
+  work.push_back({"rows and decisions", 0, [this, rows] {
+                    StepRecorder step(*this, rows);
+                    step.qkv(0);
+                    for (int32_t l = 0; l < system_.shape.num_layers; ++l) step.rows(l);
+                  }});
   every_layer("attention", 0, &StepRecorder::attend);
   every_layer("output product", layers * matrix(first.output), &StepRecorder::output);
   every_layer("gate and up product", layers * matrix(first.gate_up), &StepRecorder::gate_up);

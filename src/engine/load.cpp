@@ -79,8 +79,8 @@ Status Engine::Impl::build_memory(const TensorFiles& files) {
     ops = std::make_unique<CpuOps>(*pool);
     memcpy_engine = make_memcpy_engine(*pool);
   }
+  CLO_TRY(make_host_store());  // first: that the device maps it costs device memory
   CLO_TRY(take_device_memory());
-  CLO_TRY(make_host_store());
   CLO_TRY(make_kv_system());
   return make_runner(files);
 }

@@ -17,14 +17,16 @@ constexpr int kMaxSlices = 8;  // threads that share the parts of four elements
 template <int kWarps>
 struct Shared {
   int32_t chunk_first[32 * kWarps + 1];  // first tile of each thread's heads
-  int32_t warp_tiles[kWarps];
+  // Aligned, so that reading them together reads nothing that another thread writes.
+  alignas(16) int32_t warp_tiles[kWarps];
   int32_t found_head, found_first;
   int32_t num_tiles, num_blocks;  // tiles in all, blocks that have some
   int32_t run_first, run_last;    // this block's tiles
   int32_t batch_first[kBatch];    // first tile of each head of the batch
   HeadRows batch[kBatch];
   HeadRows early_head;           // that of the run's first tile, before the kernel ahead has ended
-  bool early;                    // its set is there; later: and has not been chosen again
+  bool early;                    // its set is there
+  bool still_early;              // and has not been chosen again
   float max[kWarps][kMaxGroup];  // of each warp's tiles, then its weight in the part
   float sum[kWarps][kMaxGroup];
   float best[kMaxGroup], total[kMaxGroup];  // of the part, then of the head
@@ -76,7 +78,7 @@ class Block {
         const int32_t end = first + tiles_of(shared_.batch[i].count);
         const int32_t stop = end < shared_.run_last ? end : shared_.run_last;
         if (stop <= tile) continue;  // a row without a sequence
-        const bool started = tile == shared_.run_first && shared_.early;
+        const bool started = tile == shared_.run_first && shared_.still_early;
         attend_segment(shared_.batch[i], shared_.found_head + i, first, end, tile, stop,
                        started ? early : FirstTile{});
         tile = stop;
@@ -162,6 +164,7 @@ class Block {
         h.num_used = min(__ldcg(&h.state->num_slots_used), h.num_mapped);
       }
       shared_.early_head = h;
+      shared_.still_early = true;  // of a head without a set
     }
     __syncthreads();
     const HeadRows& h = shared_.early_head;
@@ -190,7 +193,7 @@ class Block {
         const int64_t index = table_index(t_, h.slot, p_.layer, head % t_.shape.num_kv_heads);
         const bool changed =
             (__ldcg(t_.decided + index) & kChosenNow) != 0 || load_acquire(t_.pending + index) != 0;
-        shared_.early = shared_.early && !changed;
+        shared_.still_early = !changed;
       }
       wait_for_refresh(h, head % t_.shape.num_kv_heads, first >= shared_.run_first);
       const int32_t used = __ldcg(&h.state->num_slots_used);

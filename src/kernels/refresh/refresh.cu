@@ -51,7 +51,9 @@ __device__ __forceinline__ HeadWork take_job(const RefreshQueueParams& params, i
       work.fetch_warps = min(kBacklogFactor * params.fetch_warps, kRefreshWarps);
     } else {
       work.fetch_warps = params.fetch_warps;
-      work.score_nap_ns = params.score_nap_ns;
+      // A job for the layer to come is in a hurry.
+      const PredictRule predict = t.slots[job.slot].rules.predict;
+      if (predict == PredictRule::kPreviousStep) work.score_nap_ns = params.score_nap_ns;
     }
     work.counted = true;
     return work;
