@@ -80,8 +80,12 @@ INSTANTIATE_TEST_SUITE_P(Contexts, PlanRows,
 
 // Each in a process of its own (see this folder's CMakeLists): memory that an earlier engine gave
 // back would be counted otherwise.
-TEST(ProcessMemory, IsWithinTenPercentOfThePlan) {
-  const int64_t context = 8192;
+class ProcessMemory : public testing::TestWithParam<int64_t> {};
+INSTANTIATE_TEST_SUITE_P(Contexts, ProcessMemory, testing::Values(1024, 8192, 32768),
+                         testing::PrintToStringParamName());
+
+TEST_P(ProcessMemory, IsWithinTenPercentOfThePlan) {
+  const int64_t context = GetParam();
   EngineOptions options = tiny_options("recall-7m");
   options.guard_host_rows = false;
   options.prefill_chunk = 512;
