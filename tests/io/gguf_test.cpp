@@ -1,0 +1,227 @@
+// Files of the gguf package (tests/golden/make_gguf.py), and files that are wrong in one place.
+#include "io/gguf.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+
+#include "model_files.h"
+
+namespace clo {
+namespace {
+
+const std::string kGolden = CLO_SOURCE_DIR "/tests/golden/gguf/";
+
+std::string bytes_of(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+template <typename T>
+const T* get(const GgufFile& file, const std::string& key) {
+  const auto found = file.metadata().find(key);
+  return found == file.metadata().end() ? nullptr : std::get_if<T>(&found->second);
+}
+template <typename T>
+std::vector<T> list(const GgufFile& file, const std::string& key) {
+  const GgufArray* array = get<GgufArray>(file, key);
+  return array == nullptr ? std::vector<T>{} : std::get<std::vector<T>>(*array);
+}
+
+TEST(Gguf, NumbersOfEveryTypeAreTheReferencesBitForBit) {
+  const auto file = GgufFile::open(kGolden + "types.gguf");
+  ASSERT_TRUE(file) << file.error().to_string();
+  const std::string expected = bytes_of(kGolden + "types.f32");
+  ASSERT_EQ(file->tensors().size(), 15u);
+  size_t at = 0;
+  for (const auto& [name, tensor] : file->tensors()) {
+    ASSERT_EQ(tensor.shape, (Shape{2, 256})) << name;
+    ASSERT_NE(tensor.bytes, nullptr) << name;
+    std::vector<float> values(static_cast<size_t>(tensor.num_elements()));
+    dequantize(static_cast<GgmlType>(tensor.type), tensor.bytes, values.data(),
+               tensor.num_elements());
+    for (const float value : values) ASSERT_TRUE(std::isfinite(value)) << name;
+    ASSERT_LE(at + values.size() * 4, expected.size());
+    EXPECT_EQ(std::memcmp(values.data(), expected.data() + at, values.size() * 4), 0) << name;
+    at += values.size() * 4;
+  }
+  EXPECT_EQ(at, expected.size());
+}
+
+TEST(Gguf, ReadsMetadataOfEveryKind) {
+  const auto file = GgufFile::open(kGolden + "types.gguf");
+  ASSERT_TRUE(file) << file.error().to_string();
+  EXPECT_EQ(file->version(), 3u);
+  EXPECT_EQ(file->text("general.architecture").value(), "llama");
+  const std::pair<const char*, int64_t> integers[] = {
+      {"test.u8", 200},
+      {"test.i8", -5},
+      {"test.u16", 60000},
+      {"test.i16", -30000},
+      {"test.u32", 4000000000},
+      {"test.i32", -2000000000},
+      {"test.u64", int64_t{1} << 60},
+      {"test.i64", -(int64_t{1} << 60)},
+  };
+  for (const auto& [key, value] : integers) EXPECT_EQ(file->integer(key).value(), value) << key;
+  EXPECT_EQ(file->number("test.f32").value(), 0.5);
+  EXPECT_EQ(file->number("test.f64").value(), 0.1);
+  EXPECT_EQ(file->number("test.u8").value(), 200);
+  EXPECT_EQ(*get<bool>(*file, "test.bool"), true);
+  EXPECT_EQ(file->text("test.text").value(), "Grüße");
+  EXPECT_EQ(list<std::string>(*file, "test.texts"), (std::vector<std::string>{"a", "", "über"}));
+  EXPECT_EQ(list<int64_t>(*file, "test.integers"), (std::vector<int64_t>{1, -2, 3}));
+  EXPECT_EQ(list<double>(*file, "test.floats"), (std::vector<double>{0.25, -1.5}));
+  EXPECT_EQ(list<bool>(*file, "test.bools"), (std::vector<bool>{true, false}));
+
+  const auto absent = file->integer("llama.block_count");
+  ASSERT_FALSE(absent);
+  EXPECT_NE(absent.error().message.find("missing"), std::string::npos);
+  const auto other = file->integer("test.text");
+  ASSERT_FALSE(other);
+  EXPECT_NE(other.error().message.find("not an integer"), std::string::npos);
+}
+
+// A file as it is written, with one field of one's own.
+class Writer {
+ public:
+  std::string bytes = "GGUF";
+
+  template <typename T>
+  Writer& put(T value) {
+    bytes.append(reinterpret_cast<const char*>(&value), sizeof value);
+    return *this;
+  }
+  Writer& text(const std::string& value) {
+    put<uint64_t>(value.size());
+    bytes += value;
+    return *this;
+  }
+  Writer& head(uint64_t tensors, uint64_t values, uint32_t version = 3) {
+    return put(version).put(tensors).put(values);
+  }
+  Writer& tensor(const std::string& name, std::vector<uint64_t> extents, uint32_t type,
+                 uint64_t offset = 0) {
+    text(name).put(static_cast<uint32_t>(extents.size()));
+    for (const uint64_t extent : extents) put(extent);
+    return put(type).put(offset);
+  }
+  // The data part.
+  Writer& data(size_t count) {
+    bytes.resize((bytes.size() + 31) / 32 * 32 + count);
+    return *this;
+  }
+  Result<GgufFile> parse() const { return GgufFile::parse(as_bytes(bytes), "test.gguf"); }
+};
+
+void expect_refused(const Writer& writer, const std::string& words,
+                    ErrorCode code = ErrorCode::kBadFile) {
+  const auto file = writer.parse();
+  ASSERT_FALSE(file) << words;
+  EXPECT_EQ(file.error().code, code) << file.error().to_string();
+  EXPECT_EQ(file.error().where, "test.gguf");
+  EXPECT_NE(file.error().message.find(words), std::string::npos) << file.error().message;
+}
+
+TEST(Gguf, ReadsVersion2AndShapesFastestFirst) {
+  Writer writer;
+  writer.head(2, 0, 2).tensor("b", {3, 2}, 0, 32).tensor("a", {4}, 1).data(32 + 24);
+  const auto file = writer.parse();
+  ASSERT_TRUE(file) << file.error().to_string();
+  EXPECT_EQ(file->tensors().at("b").shape, (Shape{2, 3}));
+  EXPECT_EQ(file->tensors().at("b").bytes - file->tensors().at("a").bytes, 32);
+  EXPECT_EQ(file->data_bytes(), 24 + 8);
+}
+
+TEST(Gguf, TypesThatAreNotReadAreListedByName) {
+  Writer writer;
+  writer.head(2, 0).tensor("a", {256}, 17).tensor("b", {256}, 77).data(0);
+  const auto file = writer.parse();
+  ASSERT_TRUE(file) << file.error().to_string();
+  EXPECT_EQ(file->tensors().at("a").bytes, nullptr);
+  EXPECT_EQ(ggml_type_name(file->tensors().at("a").type), "IQ2_XS");
+  EXPECT_EQ(ggml_type_name(file->tensors().at("b").type), "type 77");
+  EXPECT_EQ(ggml_type_info(17), nullptr);
+}
+
+TEST(Gguf, RefusesWhatIsNoGgufFile) {
+  Writer page;
+  page.bytes = "<!DOCTYPE html>";
+  expect_refused(page, "does not begin with \"GGUF\"");
+  Writer empty;
+  empty.bytes.clear();
+  expect_refused(empty, "does not begin with \"GGUF\"");
+  expect_refused(Writer().head(0, 0, 1), "version 1", ErrorCode::kUnsupported);
+  expect_refused(Writer().head(0, 0, 4), "version 4", ErrorCode::kUnsupported);
+  expect_refused(Writer().head(0, 0, 0x03000000), "big-endian", ErrorCode::kUnsupported);
+}
+
+TEST(Gguf, RefusesBrokenMetadata) {
+  expect_refused(Writer().head(0, 1), "length of a metadata key");
+  expect_refused(Writer().head(0, uint64_t{1} << 60).text("a").put(uint32_t{0}).put(uint8_t{1}),
+                 "length of a metadata key");
+  expect_refused(Writer().head(0, 1).put(~uint64_t{0}), "is said to be 18446744073709551615 bytes");
+  expect_refused(Writer().head(0, 1).text("a").put(uint32_t{13}), "value type 13");
+  expect_refused(Writer().head(0, 1).text("a").put(uint32_t{7}).put(uint8_t{2}),
+                 "truth value of 2");
+  expect_refused(Writer().head(0, 1).text("a").put(uint32_t{10}).put(~uint64_t{0}), "at most 2^63");
+  expect_refused(
+      Writer().head(0, 1).text("a").put(uint32_t{9}).put(uint32_t{8}).put(uint64_t{1} << 40),
+      "1099511627776 elements");
+  expect_refused(Writer()
+                     .head(0, 1)
+                     .text("a")
+                     .put(uint32_t{9})
+                     .put(uint32_t{9})
+                     .put(uint64_t{1})
+                     .put(uint64_t{0}),
+                 "array of arrays", ErrorCode::kUnsupported);
+  Writer twice;
+  twice.head(0, 2);
+  for (int i = 0; i < 2; ++i) twice.text("key").put(uint32_t{0}).put(uint8_t{1});
+  expect_refused(twice, "\"key\" is there twice");
+  for (const uint32_t alignment : {0u, 4u, 33u, 1u << 21}) {
+    expect_refused(Writer().head(0, 1).text("general.alignment").put(uint32_t{4}).put(alignment),
+                   "general.alignment is " + std::to_string(alignment));
+  }
+}
+
+TEST(Gguf, RefusesBrokenTensors) {
+  expect_refused(Writer().head(1, 0).tensor("a", {}, 0).data(0), "0 dimensions");
+  expect_refused(Writer().head(1, 0).tensor("a", {1, 1, 1, 1, 1}, 0).data(4), "5 dimensions");
+  expect_refused(Writer().head(1, 0).tensor("a", {4, 0}, 0).data(0), "a dimension of 0");
+  expect_refused(Writer().head(1, 0).tensor("a", {uint64_t{1} << 40, uint64_t{1} << 40}, 0).data(0),
+                 "a dimension of");
+  expect_refused(Writer().head(1, 0).tensor("a", {~uint64_t{0}}, 0).data(0), "a dimension of");
+  expect_refused(Writer().head(1, 0).tensor("a", {33, 2}, 8).data(68), "multiple of 32");
+  expect_refused(Writer().head(1, 0).tensor("a", {128, 2}, 12).data(144), "multiple of 256");
+  expect_refused(Writer().head(1, 0).tensor("a", {4}, 0, 8).data(64), "multiple of the alignment");
+  expect_refused(Writer().head(1, 0).tensor("a", {4}, 0, ~uint64_t{0}).data(64), "past every file");
+  expect_refused(Writer().head(1, 0).tensor("a", {4}, 0).data(15), "truncated");
+  expect_refused(Writer().head(1, 0).tensor("a", {4}, 0, 1 << 20).data(64), "truncated");
+  expect_refused(Writer().head(2, 0).tensor("a", {4}, 0).tensor("a", {4}, 0).data(16),
+                 "tensor \"a\" is there twice");
+}
+
+// Wherever a download ends, it is refused and nothing outside the bytes is read.
+TEST(Gguf, EveryPrefixOfAFileIsRefused) {
+  const std::string whole = bytes_of(kGolden + "types.gguf");
+  const auto file = GgufFile::parse(as_bytes(whole), "test.gguf");
+  ASSERT_TRUE(file);
+  // Without the padding behind the last tensor.
+  size_t end = 0;
+  for (const auto& [name, tensor] : file->tensors()) {
+    const auto* bytes = reinterpret_cast<const char*>(tensor.bytes);
+    end = std::max(end, static_cast<size_t>(bytes - whole.data() + tensor.num_bytes));
+  }
+  for (size_t length = 0; length < end; length += length < 3000 ? 1 : 97) {
+    const std::string prefix = whole.substr(0, length);
+    ASSERT_FALSE(GgufFile::parse(as_bytes(prefix), "test.gguf")) << length;
+  }
+}
+
+}  // namespace
+}  // namespace clo
