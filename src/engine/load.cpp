@@ -12,6 +12,7 @@
 #include "engine/checks.h"
 #include "engine/impl.h"
 #include "engine/memory.h"
+#include "io/gguf_model.h"
 #include "kv/memory_plan.h"
 #include "profile/profile_file.h"
 
@@ -45,7 +46,8 @@ Result<std::unique_ptr<Engine>> Engine::load(const EngineOptions& options) {
 }
 
 Status Engine::Impl::build(const std::filesystem::path& dir) {
-  if (options.require_tokenizer || std::filesystem::exists(dir / "tokenizer.json")) {
+  if (options.require_tokenizer || is_gguf(dir) ||
+      std::filesystem::exists(dir / "tokenizer.json")) {
     CLO_ASSIGN(tokenizer, Tokenizer::load(dir));
   }
   CLO_ASSIGN(chat_template, ChatTemplate::load(dir));

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/try.h"
+#include "io/gguf_model.h"
 #include "io/mapped_file.h"
 #include "io/refusal.h"
 #include "io/tensor_files.h"
@@ -22,9 +23,7 @@ constexpr size_t kMaxRevisionLength = 200;
 Error file_instead_of_directory(const fs::path& path) {
   const std::string ending = path.extension().string();
   std::string advice = "give the directory that holds config.json and model.safetensors";
-  if (ending == ".gguf") {
-    advice = "GGUF files are not read; download the safetensors version of the model and " + advice;
-  } else if (ending == ".bin" || ending == ".pt" || ending == ".pth") {
+  if (ending == ".bin" || ending == ".pt" || ending == ".pth") {
     advice =
         "PyTorch pickles are not read; convert the model with transformers' save_pretrained "
         "and " +
@@ -90,7 +89,10 @@ Result<fs::path> resolve_model_dir(const fs::path& path) {
   if (status.type() == fs::file_type::not_found) {
     return bad_file(path.string(), "does not exist; a model directory is expected");
   }
-  if (fs::is_regular_file(status)) return file_instead_of_directory(path);
+  if (fs::is_regular_file(status)) {
+    if (is_gguf(path)) return path;
+    return file_instead_of_directory(path);
+  }
   if (!fs::is_directory(status)) {
     return bad_file(path.string(), "cannot be read as a model directory" +
                                        (fault ? ": " + fault.message() : std::string()));

@@ -93,6 +93,10 @@ std::string describe_rope(const RopeConfig& rope) {
              setting("beta_slow", rope.beta_slow) +
              setting("attention_factor", rope.attention_factor) +
              (rope.truncate ? "" : ", not truncated");
+    case RopeConfig::Kind::kFactors:
+      return "factors of the file" + theta +
+             setting("largest", static_cast<double>(
+                                    *std::max_element(rope.factors.begin(), rope.factors.end())));
   }
   return "";
 }
@@ -105,6 +109,10 @@ std::vector<float> rope_inverse_frequencies(const RopeConfig& rope, int64_t head
     float frequency = 1.0f / period(rope.theta, pair, head_dim);
     if (rope.kind == RopeConfig::Kind::kLinear) frequency /= static_cast<float>(rope.factor);
     if (rope.kind == RopeConfig::Kind::kLlama3) frequency = llama3_frequency(rope, frequency);
+    if (rope.kind == RopeConfig::Kind::kFactors) {
+      CLO_CHECK(std::ssize(rope.factors) == head_dim / 2, rope.factors.size(), head_dim);
+      frequency /= rope.factors[static_cast<size_t>(pair)];
+    }
     frequencies[static_cast<size_t>(pair)] = frequency;
   }
   return frequencies;

@@ -2,7 +2,8 @@
 // Rotary position embedding: the settings in force for a model and the frequencies they give.
 // Position p rotates pair i of a head by the angle p * f[i]; cos and sin are multiplied by
 // attention_factor. Definitions follow transformers 5 (modeling_rope_utils): "default", "linear",
-// "llama3" and "yarn" (arXiv 2309.00071). Plain values; safe from any thread.
+// "llama3" and "yarn" (arXiv 2309.00071); factors by pair come from GGUF files. Plain values; safe
+// from any thread.
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -10,7 +11,7 @@
 namespace clo {
 
 struct RopeConfig {
-  enum class Kind { kDefault, kLinear, kLlama3, kYarn };
+  enum class Kind { kDefault, kLinear, kLlama3, kYarn, kFactors };
   Kind kind = Kind::kDefault;
   double theta = 10000;
   double factor = 1;  // all kinds but the default
@@ -23,6 +24,7 @@ struct RopeConfig {
   double beta_slow = 1;
   double attention_factor = 1;  // 1 unless yarn
   bool truncate = true;         // yarn: the blended range is widened to whole pairs
+  std::vector<float> factors;   // kFactors: [head_dim / 2], what each frequency is divided by
 
   bool operator==(const RopeConfig&) const = default;
 };

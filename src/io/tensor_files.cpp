@@ -86,6 +86,13 @@ bool stays_inside(const std::string& name) {
 }  // namespace
 
 Result<TensorFiles> TensorFiles::open(const fs::path& model_dir) {
+  if (is_gguf(model_dir)) {
+    TensorFiles files;
+    CLO_ASSIGN(GgufTensors tensors, GgufTensors::open(model_dir));
+    files.gguf_ = std::make_shared<GgufTensors>(std::move(tensors));
+    files.paths_.push_back(model_dir);
+    return files;
+  }
   std::error_code fault;
   if (!fs::is_directory(model_dir, fault)) {
     return bad_file(model_dir.string(), "is not a directory; a model directory is expected");
@@ -176,10 +183,19 @@ const TensorView* TensorFiles::find(const std::string& name) const {
   return found == tensors.end() ? nullptr : &found->second;
 }
 
-bool TensorFiles::contains(const std::string& name) const { return holder_.count(name) > 0; }
+bool TensorFiles::contains(const std::string& name) const {
+  return gguf_ ? gguf_->contains(name) : holder_.count(name) > 0;
+}
 
 Result<TensorView> TensorFiles::require(const std::string& name,
                                         std::span<const int64_t> shape) const {
+  if (gguf_) return gguf_->require(name, shape);
+  CLO_TRY(check(name, shape));
+  return *find(name);
+}
+
+Status TensorFiles::check(const std::string& name, std::span<const int64_t> shape) const {
+  if (gguf_) return gguf_->check(name, shape);
   const auto held = holder_.find(name);
   if (held == holder_.end()) {
     return bad_file(directory_.string(), "tensor " + in_quotes(name) + " of shape " +
@@ -200,16 +216,18 @@ Result<TensorView> TensorFiles::require(const std::string& name,
                                ", expected " + shape_text(shape) +
                                " from config.json: the two are not of one model");
   }
-  return *view;
+  return Ok{};
 }
 
 std::vector<std::string> TensorFiles::names() const {
+  if (gguf_) return gguf_->names();
   std::vector<std::string> all;
   for (const auto& [name, position] : holder_) all.push_back(name);
   return all;
 }
 
 int64_t TensorFiles::total_bytes() const {
+  if (gguf_) return gguf_->total_bytes();
   int64_t total = 0;
   for (const SafetensorsFile& file : opened_) total += file.data_bytes();
   return total;

@@ -1,17 +1,20 @@
 #pragma once
-// TensorFiles: all tensors of a model directory, mapped. The directory holds model.safetensors, or
-// model.safetensors.index.json and its shards; when both are there the single file wins, as in
-// transformers. Files may be links (the hub's cache). Views live as long as the object; moving it
-// keeps them valid. Reading is safe from any thread. It does not know what a model needs: the model
-// room asks for each tensor by name and shape.
+// TensorFiles: all tensors of a model, mapped: of a GGUF file, or of a directory. The directory
+// holds model.safetensors, or model.safetensors.index.json and its shards; when both are there the
+// single file wins, as in transformers. Files may be links (the hub's cache). Views live as long as
+// the object; moving it keeps them valid; of a GGUF file a view lives until the next require(),
+// which may expand numbers. Reading is safe from any thread, of a GGUF file from one at a time. It
+// does not know what a model needs: the model room asks for each tensor by name and shape.
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "clo/result.h"
+#include "io/gguf_model.h"
 #include "io/safetensors.h"
 #include "tensor/view.h"
 
@@ -19,18 +22,20 @@ namespace clo {
 
 class TensorFiles {
  public:
-  // Maps every file and checks every header.
+  // Maps every file and checks every header. model_dir: also a GGUF file.
   // Fails: kBadFile when weights are absent or in another format (with advice), a shard is missing
   // (all are listed), the index does not match its shards, or a file is malformed.
   static Result<TensorFiles> open(const std::filesystem::path& model_dir);
 
   // The tensor, or null when it is absent or of a type other than F32, F16 and BF16; see
-  // contains().
+  // contains(). Requires: a directory.
   const TensorView* find(const std::string& name) const;
   // Whether the files hold the tensor, of whatever type.
   bool contains(const std::string& name) const;
-  // The tensor, which must have exactly this shape.
+  // Whether the tensor is there, with exactly this shape.
   // Fails: kBadFile when it is missing or has another shape, kUnsupported for another type.
+  Status check(const std::string& name, std::span<const int64_t> shape) const;
+  // The tensor itself. Fails: as check().
   Result<TensorView> require(const std::string& name, std::span<const int64_t> shape) const;
 
   // All tensors, of whatever type, in alphabetical order.
@@ -43,13 +48,14 @@ class TensorFiles {
   TensorFiles() = default;
   static Result<TensorFiles> open_single(const std::filesystem::path& model_dir);
   static Result<TensorFiles> open_sharded(const std::filesystem::path& model_dir);
-  // Opens one file and registers its tensors.
+  // Opens one safetensors file and registers its tensors.
   Status add(const std::filesystem::path& path);
 
   std::filesystem::path directory_;
   std::vector<std::filesystem::path> paths_;
   std::vector<SafetensorsFile> opened_;   // in the order of paths_
   std::map<std::string, size_t> holder_;  // tensor -> index into opened_
+  std::shared_ptr<GgufTensors> gguf_;     // instead of all these
 };
 
 // The directory that holds config.json: `path` itself, or the snapshot of a hub cache folder

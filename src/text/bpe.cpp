@@ -34,15 +34,18 @@ void BpeMerger::consider(int32_t position, Scratch& scratch) const {
 void BpeMerger::encode(std::string_view word, Scratch& scratch,
                        std::vector<int32_t>& tokens) const {
   CLO_CHECK(word.size() < INT32_MAX, word.size());
-  const auto size = static_cast<int32_t>(word.size());
   auto& symbols = scratch.symbols;
   symbols.clear();
   scratch.heap.clear();
-  for (int32_t i = 0; i < size; ++i) {
-    const int32_t token = byte_tokens_[static_cast<unsigned char>(word[static_cast<size_t>(i)])];
-    CLO_CHECK(token >= 0, static_cast<int>(word[static_cast<size_t>(i)]));
-    symbols.push_back({token, i - 1, i + 1 < size ? i + 1 : -1});
+  for (const char byte : word) {
+    const int32_t token = byte_tokens_[static_cast<unsigned char>(byte)];
+    if (token < 0) continue;
+    const auto at = static_cast<int32_t>(symbols.size());
+    symbols.push_back({token, at - 1, at + 1});
   }
+  if (symbols.empty()) return;
+  symbols.back().next = -1;
+  const auto size = static_cast<int32_t>(symbols.size());
   for (int32_t i = 0; i + 1 < size; ++i) consider(i, scratch);
 
   while (!scratch.heap.empty()) {

@@ -14,7 +14,7 @@ namespace clo {
 
 class BpeMerger {
  public:
-  // The token of each byte, -1 for bytes that never occur in UTF-8 and have none.
+  // The token of each byte, -1 for bytes that have none: in a word they are passed over.
   using ByteTokens = std::array<int32_t, 256>;
 
   void set_byte_tokens(const ByteTokens& tokens) { byte_tokens_ = tokens; }
@@ -36,7 +36,7 @@ class BpeMerger {
     std::vector<Candidate> heap;
   };
 
-  // Appends the tokens of `word`. Requires: every byte of it has a token; size below 2^31.
+  // Appends the tokens of `word`. Requires: size below 2^31.
   void encode(std::string_view word, Scratch& scratch, std::vector<int32_t>& tokens) const;
 
  private:

@@ -5,7 +5,9 @@
 
 #include "base/try.h"
 #include "base/utf8.h"
+#include "io/gguf_model.h"
 #include "text/byte_level.h"
+#include "text/gguf_tokenizer.h"
 #include "text/tokenizer_config.h"
 #include "text/tokenizer_parts.h"
 
@@ -155,6 +157,11 @@ Result<Tokenizer> Tokenizer::parse(std::string_view tokenizer_json, std::string 
 }
 
 Result<Tokenizer> Tokenizer::load(const std::filesystem::path& model_dir) {
+  if (is_gguf(model_dir)) {
+    CLO_ASSIGN(const GgufFile file, GgufFile::open(model_dir));
+    CLO_ASSIGN(const std::string json, gguf_tokenizer_json(file));
+    return parse(json, model_dir.string());
+  }
   const auto path = model_dir / "tokenizer.json";
   CLO_ASSIGN(const auto text, read_text_file(path));
   if (!text) {
@@ -261,7 +268,11 @@ std::string Tokenizer::description() const {
          (patterns.empty() ? "none" : patterns) +
          (parts_->add_prefix_space ? " after a prefix space" : "") + ", " +
          std::to_string(parts_->added.size()) + " added, normaliser " +
-         (forms.empty() ? "none" : forms) + ", post-processor " + parts_->post_processor;
+         (forms.empty() ? "none" : forms) + ", post-processor " + parts_->post_processor +
+         (parts_->num_dropped_bytes == 0
+              ? ""
+              : ", " + std::to_string(parts_->num_dropped_bytes) +
+                    " bytes without a token, which are dropped");
 }
 
 }  // namespace clo

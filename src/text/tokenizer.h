@@ -30,9 +30,10 @@ struct TokenizerParts;
 
 class Tokenizer {
  public:
-  // Reads tokenizer.json, and add_bos_token from tokenizer_config.json when that file is present
-  // (it counts only when the post-processor adds nothing).
-  // Fails: kBadFile for missing or malformed files, kUnsupported for what is not byte-level BPE.
+  // Reads tokenizer.json, or the metadata of a GGUF file, and add_bos_token from
+  // tokenizer_config.json when that file is present (it counts only when the post-processor adds
+  // nothing). Fails: kBadFile for missing or malformed files, kUnsupported for what is not
+  // byte-level BPE.
   static Result<Tokenizer> load(const std::filesystem::path& model_dir);
   // The same from the text of a tokenizer.json; `where` names it in errors.
   static Result<Tokenizer> parse(std::string_view tokenizer_json, std::string where);

@@ -143,7 +143,8 @@ class Reader {
     return read_merges(member(model, "merges"));
   }
 
-  // With a token for every byte, unk_token, fuse_unk and byte_fallback can never take effect.
+  // A byte without a token is dropped, as the library does where there is no unk_token. With one it
+  // would matter, and so would fuse_unk and byte_fallback.
   Status read_byte_tokens(const Json& model) {
     BpeMerger::ByteTokens byte_tokens;
     for (int byte = 0; byte < 256; ++byte) {
@@ -152,9 +153,12 @@ class Reader {
       const bool in_utf8 = byte < 0xC0 || (byte >= 0xC2 && byte <= 0xF4);
       if (found == parts_->ids.end() && in_utf8) {
         const Json& unk = member(model, "unk_token");
-        return unsupported("a vocabulary without a token for byte " + std::to_string(byte) +
-                               (unk.is_null() ? "" : " (unk_token " + shown(unk) + ")"),
-                           "one that covers all bytes is");
+        if (!unk.is_null()) {
+          return unsupported("a vocabulary without a token for byte " + std::to_string(byte) +
+                                 " (unk_token " + shown(unk) + ")",
+                             "one that covers all bytes is");
+        }
+        ++parts_->num_dropped_bytes;
       }
     }
     parts_->bpe.set_byte_tokens(byte_tokens);

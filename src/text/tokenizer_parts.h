@@ -43,6 +43,7 @@ struct TokenizerParts {
   // Splits before this index run before the prefix space is added, the rest after it.
   size_t splits_before_prefix_space = 0;
   std::vector<int32_t> prefix, suffix;  // what the post-processor adds
+  int32_t num_dropped_bytes = 0;        // bytes without a token
   std::string post_processor = "none";  // its name, for description()
 
   bool contains(int32_t id) const {

@@ -1,0 +1,20 @@
+#pragma once
+// The tokenizer of a GGUF file in the words of tokenizer.json, which the one reader of tokenizers
+// takes: vocabulary, merges, special tokens, split pattern by the name that the file gives it.
+// Byte-level BPE; other kinds and unknown patterns are refused by name.
+#include <string>
+
+#include "clo/result.h"
+#include "io/gguf.h"
+#include "text/tokenizer_config.h"
+
+namespace clo {
+
+// Fails: kUnsupported for another kind of tokenizer or an unknown pattern, kBadFile for missing or
+// malformed metadata.
+Result<std::string> gguf_tokenizer_json(const GgufFile& file);
+
+// Special tokens and the chat template. Fails: kBadFile.
+Result<TokenizerConfig> gguf_tokenizer_config(const GgufFile& file);
+
+}  // namespace clo
