@@ -15,6 +15,7 @@
 #include "io/gguf_model.h"
 #include "kv/memory_plan.h"
 #include "profile/profile_file.h"
+#include "text/gguf_tokenizer.h"
 
 namespace clo {
 
@@ -46,8 +47,12 @@ Result<std::unique_ptr<Engine>> Engine::load(const EngineOptions& options) {
 }
 
 Status Engine::Impl::build(const std::filesystem::path& dir) {
-  if (options.require_tokenizer || is_gguf(dir) ||
-      std::filesystem::exists(dir / "tokenizer.json")) {
+  bool has_tokenizer = std::filesystem::exists(dir / "tokenizer.json");
+  if (is_gguf(dir)) {
+    CLO_ASSIGN(const GgufFile file, GgufFile::open(dir));
+    has_tokenizer = gguf_has_tokenizer(file);
+  }
+  if (options.require_tokenizer || has_tokenizer) {
     CLO_ASSIGN(tokenizer, Tokenizer::load(dir));
   }
   CLO_ASSIGN(chat_template, ChatTemplate::load(dir));

@@ -172,8 +172,11 @@ Result<std::string> gguf_tokenizer_json(const GgufFile& file) {
   }
 }
 
+bool gguf_has_tokenizer(const GgufFile& file) { return has(file, "tokenizer.ggml.model"); }
+
 Result<TokenizerConfig> gguf_tokenizer_config(const GgufFile& file) {
   TokenizerConfig config;
+  if (!gguf_has_tokenizer(file)) return config;
   CLO_ASSIGN(const auto* const tokens, list<std::string>(file, "tokenizer.ggml.tokens"));
   for (const auto& [name, key] : {std::pair{"bos_token", "tokenizer.ggml.bos_token_id"},
                                   std::pair{"eos_token", "tokenizer.ggml.eos_token_id"},

@@ -14,7 +14,11 @@ namespace clo {
 // malformed metadata.
 Result<std::string> gguf_tokenizer_json(const GgufFile& file);
 
-// Special tokens and the chat template. Fails: kBadFile.
+// Whether the file brings a tokenizer at all.
+bool gguf_has_tokenizer(const GgufFile& file);
+
+// Special tokens and the chat template; nothing where the file brings no tokenizer. Fails:
+// kBadFile.
 Result<TokenizerConfig> gguf_tokenizer_config(const GgufFile& file);
 
 }  // namespace clo

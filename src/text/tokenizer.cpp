@@ -269,10 +269,9 @@ std::string Tokenizer::description() const {
          (parts_->add_prefix_space ? " after a prefix space" : "") + ", " +
          std::to_string(parts_->added.size()) + " added, normaliser " +
          (forms.empty() ? "none" : forms) + ", post-processor " + parts_->post_processor +
-         (parts_->num_dropped_bytes == 0
-              ? ""
-              : ", " + std::to_string(parts_->num_dropped_bytes) +
-                    " bytes without a token, which are dropped");
+         (parts_->num_dropped_bytes == 0 ? ""
+                                         : ", " + std::to_string(parts_->num_dropped_bytes) +
+                                               " bytes without a token, which are dropped");
 }
 
 }  // namespace clo

@@ -8,6 +8,7 @@
 #include <fstream>
 #include <iterator>
 
+#include "gguf_writer.h"
 #include "model_files.h"
 
 namespace clo {
@@ -85,41 +86,15 @@ TEST(Gguf, ReadsMetadataOfEveryKind) {
   EXPECT_NE(other.error().message.find("not an integer"), std::string::npos);
 }
 
-// A file as it is written, with one field of one's own.
-class Writer {
- public:
-  std::string bytes = "GGUF";
+using Writer = GgufWriter;
 
-  template <typename T>
-  Writer& put(T value) {
-    bytes.append(reinterpret_cast<const char*>(&value), sizeof value);
-    return *this;
-  }
-  Writer& text(const std::string& value) {
-    put<uint64_t>(value.size());
-    bytes += value;
-    return *this;
-  }
-  Writer& head(uint64_t tensors, uint64_t values, uint32_t version = 3) {
-    return put(version).put(tensors).put(values);
-  }
-  Writer& tensor(const std::string& name, std::vector<uint64_t> extents, uint32_t type,
-                 uint64_t offset = 0) {
-    text(name).put(static_cast<uint32_t>(extents.size()));
-    for (const uint64_t extent : extents) put(extent);
-    return put(type).put(offset);
-  }
-  // The data part.
-  Writer& data(size_t count) {
-    bytes.resize((bytes.size() + 31) / 32 * 32 + count);
-    return *this;
-  }
-  Result<GgufFile> parse() const { return GgufFile::parse(as_bytes(bytes), "test.gguf"); }
-};
+Result<GgufFile> parse(const GgufWriter& writer) {
+  return GgufFile::parse(as_bytes(writer.bytes), "test.gguf");
+}
 
 void expect_refused(const Writer& writer, const std::string& words,
                     ErrorCode code = ErrorCode::kBadFile) {
-  const auto file = writer.parse();
+  const auto file = parse(writer);
   ASSERT_FALSE(file) << words;
   EXPECT_EQ(file.error().code, code) << file.error().to_string();
   EXPECT_EQ(file.error().where, "test.gguf");
@@ -129,7 +104,7 @@ void expect_refused(const Writer& writer, const std::string& words,
 TEST(Gguf, ReadsVersion2AndShapesFastestFirst) {
   Writer writer;
   writer.head(2, 0, 2).tensor("b", {3, 2}, 0, 32).tensor("a", {4}, 1).data(32 + 24);
-  const auto file = writer.parse();
+  const auto file = parse(writer);
   ASSERT_TRUE(file) << file.error().to_string();
   EXPECT_EQ(file->tensors().at("b").shape, (Shape{2, 3}));
   EXPECT_EQ(file->tensors().at("b").bytes - file->tensors().at("a").bytes, 32);
@@ -139,7 +114,7 @@ TEST(Gguf, ReadsVersion2AndShapesFastestFirst) {
 TEST(Gguf, TypesThatAreNotReadAreListedByName) {
   Writer writer;
   writer.head(2, 0).tensor("a", {256}, 17).tensor("b", {256}, 77).data(0);
-  const auto file = writer.parse();
+  const auto file = parse(writer);
   ASSERT_TRUE(file) << file.error().to_string();
   EXPECT_EQ(file->tensors().at("a").bytes, nullptr);
   EXPECT_EQ(ggml_type_name(file->tensors().at("a").type), "IQ2_XS");

@@ -221,8 +221,12 @@ TEST_F(HubCache, NamesAnIncompleteDownload) {
 
 TEST(ResolveModelDir, RefusesFilesWithAdvice) {
   const TempFolder folder;
-  expect_refused(resolve_model_dir(folder.write("m.gguf", "x")), kBad,
-                 {"m.gguf", "is a file", "GGUF", "safetensors"});
+  // A GGUF file is a model by itself; what it holds is seen when it is opened.
+  const auto gguf = folder.write("m.gguf", "x");
+  ASSERT_TRUE(resolve_model_dir(gguf));
+  EXPECT_EQ(resolve_model_dir(gguf).value(), gguf);
+  expect_refused(TensorFiles::open(gguf), kBad, {"m.gguf", "not a GGUF file"});
+  expect_refused(load_model_config(gguf), kBad, {"m.gguf", "not a GGUF file"});
   expect_refused(resolve_model_dir(folder.write("pytorch_model.bin", "x")), kBad,
                  {"pytorch_model.bin", "pickle"});
   expect_refused(resolve_model_dir(folder.write("model.safetensors", "x")), kBad,
