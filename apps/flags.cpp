@@ -241,7 +241,7 @@ Result<PolicyOptions> PolicyFlags::resolve(std::string_view base) const {
 
 void EngineFlags::add_to(CLI::App& app, bool with_context) {
   add_value(app, "-m,--model", model,
-            "Model: a Hugging Face directory (safetensors) or hub cache folder")
+            "Model: a Hugging Face directory (safetensors), a hub cache folder, or a GGUF file")
       ->required()
       ->type_name("FOLDER");
   const auto add = [&](const char* name, auto& target, const char* help) {

@@ -90,7 +90,10 @@ Result<fs::path> resolve_model_dir(const fs::path& path) {
     return bad_file(path.string(), "does not exist; a model directory is expected");
   }
   if (fs::is_regular_file(status)) {
-    if (is_gguf(path)) return path;
+    if (is_gguf(path)) {
+      CLO_TRY(GgufFile::open(path));  // seen before anything else is asked for
+      return path;
+    }
     return file_instead_of_directory(path);
   }
   if (!fs::is_directory(status)) {

@@ -58,8 +58,8 @@ class TensorFiles {
   std::shared_ptr<GgufTensors> gguf_;     // instead of all these
 };
 
-// The directory that holds config.json: `path` itself, or the snapshot of a hub cache folder
-// (models--org--name): the one refs/main names, else the only one.
+// The directory that holds config.json: `path` itself (also a GGUF file, which is a model), or the
+// snapshot of a hub cache folder (models--org--name): the one refs/main names, else the only one.
 // Fails: kBadFile when there is none or several, or `path` is a file (with advice by its ending).
 Result<std::filesystem::path> resolve_model_dir(const std::filesystem::path& path);
 

@@ -297,7 +297,7 @@ class ModelPaths(Case):
         self.refuse(self.path("empty"), "config.json")
 
     def test_gguf_file(self):
-        self.refuse(self.write("some.gguf", b"GGUF" + bytes(64)), "GGUF")
+        self.refuse(self.write("some.gguf", b"GGUF" + bytes(64)), "GGUF file of version 0")
 
     def test_safetensors_file(self):
         self.refuse(self.write("some.safetensors", bytes(64)), "is a file", "config.json")

@@ -11,7 +11,8 @@ import unittest
 
 import program
 
-MODULES = ["bad_models_test", "bad_flags_test", "prompts_test", "run_test", "measure_test"]
+MODULES = ["bad_models_test", "bad_flags_test", "prompts_test", "run_test", "measure_test",
+           "gguf_test"]
 
 
 def main():

@@ -221,10 +221,12 @@ TEST_F(HubCache, NamesAnIncompleteDownload) {
 
 TEST(ResolveModelDir, RefusesFilesWithAdvice) {
   const TempFolder folder;
-  // A GGUF file is a model by itself; what it holds is seen when it is opened.
+  // A GGUF file is a model by itself.
   const auto gguf = folder.write("m.gguf", "x");
-  ASSERT_TRUE(resolve_model_dir(gguf));
-  EXPECT_EQ(resolve_model_dir(gguf).value(), gguf);
+  expect_refused(resolve_model_dir(gguf), kBad, {"m.gguf", "not a GGUF file"});
+  const std::filesystem::path types = CLO_SOURCE_DIR "/tests/golden/gguf/types.gguf";
+  ASSERT_TRUE(resolve_model_dir(types));
+  EXPECT_EQ(resolve_model_dir(types).value(), types);
   expect_refused(TensorFiles::open(gguf), kBad, {"m.gguf", "not a GGUF file"});
   expect_refused(load_model_config(gguf), kBad, {"m.gguf", "not a GGUF file"});
   expect_refused(resolve_model_dir(folder.write("pytorch_model.bin", "x")), kBad,
