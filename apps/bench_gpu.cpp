@@ -10,6 +10,7 @@
 #include "base/units.h"
 #include "bench_commands.h"
 #include "cuda/measure.h"
+#include "device/device_facts.h"
 #include "engine/backend.h"
 #include "flags.h"
 #include "model/shapes.h"
@@ -58,6 +59,12 @@ void add_common(CLI::App& app, GpuFlags& f) {
 
 Result<MeasureOptions> resolve(const GpuFlags& f) {
   MeasureOptions options;
+  if (const auto facts = device_facts(); !facts) {
+    return Error{ErrorCode::kDeviceFault,
+                 "measures a GPU, and none can be used here (" + facts.error().message +
+                     "); clo bench decode runs on the CPU",
+                 "clo bench"};
+  }
   CLO_ASSIGN(options.config, model_shape(f.shape));
   const auto size = [](const char* flag, const std::optional<std::string>& text,
                        int64_t& target) -> Status {

@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
+#include <filesystem>
 #include <iostream>
 #include <memory>
 #include <random>
@@ -184,6 +185,12 @@ Result<int> demo(const DemoFlags& flags) {
   CLO_TRY(check_flags(flags));
   CLO_ASSIGN(EngineOptions options, flags.engine.resolve());
   CLO_ASSIGN(options.policy, flags.policy.resolve());
+  if (options.policy.select == Select::kNone) {
+    return Error{ErrorCode::kBadFlag,
+                 "the demo answers densely in any case, beside the policy that is given: choose "
+                 "another one",
+                 "--preset dense or --select none"};
+  }
   options.max_batch = 1;
   const uint64_t seed = flags.seed.value_or(std::random_device{}() % 1'000'000);
   std::string text;
@@ -259,8 +266,14 @@ Result<int> demo(const DemoFlags& flags) {
               flags.file ? flags.file->c_str() : kLicenceFolder, static_cast<long>(tokens),
               cut ? " (cut to what the model can hold)" : "",
               facts.empty() ? "" : ", three facts planted");
-  std::printf("%s %lu   (--seed %lu repeats it)\n", bold("Seed:").c_str(),
-              static_cast<unsigned long>(seed), static_cast<unsigned long>(seed));
+  if (!facts.empty()) {
+    std::printf("%s %lu   (--seed %lu repeats it)\n", bold("Seed:").c_str(),
+                static_cast<unsigned long>(seed), static_cast<unsigned long>(seed));
+  } else if (std::filesystem::path(options.model_dir).filename() == "recall-7m") {
+    std::printf(
+        "recall-7m only finds facts of its own form (models/recall-7m/MODEL_CARD.md); for "
+        "questions in plain words give another model with -m\n");
+  }
   std::fflush(stdout);
 
   std::vector<Column> columns(2);

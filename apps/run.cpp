@@ -281,7 +281,8 @@ Command add_run(CLI::App& app) {
   add_value(app, "--repetition-penalty", f.repetition_penalty,
             "Above 1: tokens of the answer become less likely")
       ->group(answer);
-  add_value(app, "--seed", f.seed, "Same seed, same answer")->group(answer);
+  add_value(app, "--seed", f.seed, "Same seed, same answer; samples, unless --temperature is 0")
+      ->group(answer);
   app.add_flag("--json", f.json, "One JSON object per answer, with the report")->group(answer);
   app.add_flag("--quiet", f.quiet, "The answer alone")->group(answer);
   f.policy.add_to(app);

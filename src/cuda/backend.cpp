@@ -11,6 +11,7 @@
 #include "cuda/transfer.h"
 #include "device/device_facts.h"
 #include "device/device_memory.h"
+#include "kernels/rows/rows.h"
 
 namespace clo {
 
@@ -138,6 +139,12 @@ Status CudaBackend::supports(const KvShape& shape) {
   const auto refuse = [](const std::string& what) {
     return Error{ErrorCode::kUnsupported, what + "; use --backend cpu", "--backend cuda"};
   };
+  if (const auto facts = device_facts(); facts && !kernels::has_kernels_for_device()) {
+    return refuse("this build has no kernels for compute capability " +
+                  std::to_string(facts->capability_major) + "." +
+                  std::to_string(facts->capability_minor) + " of " + facts->name +
+                  "; build with cmake --preset gpu, which has them from 8.0 on");
+  }
   if (shape.type != DType::kBF16) {
     return refuse("the CUDA backend computes in bf16; " + std::string(dtype_name(shape.type)) +
                   " was asked for (--dtype bf16 converts)");

@@ -87,7 +87,16 @@ Result<fs::path> resolve_model_dir(const fs::path& path) {
   std::error_code fault;
   const fs::file_status status = fs::status(path, fault);
   if (status.type() == fs::file_type::not_found) {
-    return bad_file(path.string(), "does not exist; a model directory is expected");
+    const std::string text = path.string();
+    const bool like_an_id = !path.is_absolute() && !text.starts_with(".") &&
+                            std::count(text.begin(), text.end(), '/') == 1;
+    return bad_file(
+        text, std::string("does not exist; a model directory or GGUF file is expected") +
+                  (like_an_id
+                       ? "; for a model of the hub, download it and give its "
+                         "folder, such as ~/.cache/huggingface/hub/models--" +
+                             text.substr(0, text.find('/')) + "--" + text.substr(text.find('/') + 1)
+                       : std::string()));
   }
   if (fs::is_regular_file(status)) {
     if (is_gguf(path)) {
@@ -105,8 +114,16 @@ Result<fs::path> resolve_model_dir(const fs::path& path) {
     CLO_ASSIGN(directory, pick_snapshot(path));
   }
   if (!fs::exists(directory / "config.json", fault)) {
-    return bad_file(directory.string(),
-                    "holds no config.json, so it is no complete model directory");
+    std::vector<std::string> ggufs;
+    for (fs::directory_iterator entry(directory, fault);
+         !fault && entry != fs::directory_iterator(); entry.increment(fault)) {
+      if (is_gguf(entry->path())) ggufs.push_back(in_quotes(entry->path().filename().string()));
+    }
+    return bad_file(
+        directory.string(),
+        "holds no config.json, so it is no complete model directory" +
+            (ggufs.empty() ? std::string()
+                           : "; give the GGUF file itself: " + listed(ggufs, kMaxListed)));
   }
   return directory;
 }

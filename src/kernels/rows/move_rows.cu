@@ -108,6 +108,13 @@ void move_pages(const MovePages& params, cudaStream_t stream) {
          stream, params, static_cast<int32_t>(params.layout.shape.row_bytes() / 16));
 }
 
+bool has_kernels_for_device() {
+  cudaFuncAttributes attributes;
+  const cudaError_t code = cudaFuncGetAttributes(&attributes, copy_rows_kernel);
+  if (code != cudaSuccess) (void)cudaGetLastError();
+  return code != cudaErrorNoKernelImageForDevice && code != cudaErrorInvalidDeviceFunction;
+}
+
 void load_copy_rows() {
   cudaFuncAttributes attributes;
   CLO_CUDA(cudaFuncGetAttributes(&attributes, copy_rows_kernel));

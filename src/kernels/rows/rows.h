@@ -113,6 +113,8 @@ struct RowCopy {
 // copies [count] in device-readable memory; row_bytes a multiple of 16.
 // load_copy_rows: so that its first launch need not load it, which may wait for all that runs.
 void load_copy_rows();
+// Whether this program has kernels for the present device.
+bool has_kernels_for_device();
 void copy_rows(const RowCopy* copies, int64_t count, int64_t row_bytes, int32_t num_blocks,
                cudaStream_t stream);
 
