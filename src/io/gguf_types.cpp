@@ -151,35 +151,24 @@ ScaleAndMinimum packed_pair(const std::byte* scales, int j) {
   return {low(scales + j + 4) | static_cast<int>(byte_at(scales + j - 4) >> 6) << 4,
           high(scales + j + 4) | static_cast<int>(byte_at(scales + j) >> 6) << 4};
 }
-void q4_k(const std::byte* b, float* y) {
+// Eight groups of 32: four bits of each element, and a fifth from 32 more bytes where there are
+// such.
+void packed_groups(const std::byte* b, const std::byte* fifth, const std::byte* bits, float* y) {
   const float d = half_at(b), dmin = half_at(b + 2);
-  const std::byte *scales = b + 4, *bits = b + 16;
   for (int group = 0; group < 8; ++group) {
-    const ScaleAndMinimum pair = packed_pair(scales, group);
+    const ScaleAndMinimum pair = packed_pair(b + 4, group);
     const float scale = d * static_cast<float>(pair.scale);
     const float minimum = dmin * static_cast<float>(pair.minimum);
     const std::byte* of_group = bits + group / 2 * 32;
     for (int i = 0; i < 32; ++i) {
-      const int q = group % 2 == 0 ? low(of_group + i) : high(of_group + i);
+      int q = group % 2 == 0 ? low(of_group + i) : high(of_group + i);
+      if (fifth != nullptr) q |= static_cast<int>(byte_at(fifth + i) >> group & 1u) << 4;
       *y++ = scale * static_cast<float>(q) - minimum;
     }
   }
 }
-void q5_k(const std::byte* b, float* y) {
-  const float d = half_at(b), dmin = half_at(b + 2);
-  const std::byte *scales = b + 4, *fifth = b + 16, *bits = b + 48;
-  for (int group = 0; group < 8; ++group) {
-    const ScaleAndMinimum pair = packed_pair(scales, group);
-    const float scale = d * static_cast<float>(pair.scale);
-    const float minimum = dmin * static_cast<float>(pair.minimum);
-    const std::byte* of_group = bits + group / 2 * 32;
-    for (int i = 0; i < 32; ++i) {
-      const int four = group % 2 == 0 ? low(of_group + i) : high(of_group + i);
-      const int q = four | static_cast<int>(byte_at(fifth + i) >> group & 1u) << 4;
-      *y++ = scale * static_cast<float>(q) - minimum;
-    }
-  }
-}
+void q4_k(const std::byte* b, float* y) { packed_groups(b, nullptr, b + 16, y); }
+void q5_k(const std::byte* b, float* y) { packed_groups(b, b + 16, b + 48, y); }
 // Each half of 128: four runs of 32, their low four bits in 64 bytes, their high two in 32.
 void q6_k(const std::byte* b, float* y) {
   const float d = half_at(b + 208);
