@@ -476,16 +476,6 @@ Result<PrefillFigures> Measure::prefill(int64_t tokens) {
 
 }  // namespace
 
-double StepFigures::hbm_floor_s(const Ceilings& c) const {
-  return (weight_bytes + code_bytes + attended_bytes) / c.hbm_read_bytes_per_s;
-}
-double StepFigures::link_floor_s(const Ceilings& c) const {
-  return link_bytes / (gather_bytes_per_s > 0 ? gather_bytes_per_s : c.link_copy_bytes_per_s);
-}
-double StepFigures::floor_s(const Ceilings& c) const {
-  return std::max(hbm_floor_s(c), link_floor_s(c));
-}
-
 Result<std::unique_ptr<CudaMeasure>> CudaMeasure::create(const MeasureOptions& options) {
   auto measure = std::make_unique<Measure>(options);
   CLO_TRY(measure->build());

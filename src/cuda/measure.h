@@ -4,6 +4,7 @@
 //
 // Caches are filled with random rows instead of a prefill, so nothing about hits or overlaps is
 // real unless it is forced; every output says which.
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -52,9 +53,13 @@ struct StepFigures {
   int32_t resident_heads = 0, heads = 0;
   // By the driver's count, less what it counted before this process opened the device; -1: unknown.
   int64_t device_used_bytes = -1;
-  double hbm_floor_s(const Ceilings& c) const;
-  double link_floor_s(const Ceilings& c) const;
-  double floor_s(const Ceilings& c) const;
+  double hbm_floor_s(const Ceilings& c) const {
+    return (weight_bytes + code_bytes + attended_bytes) / c.hbm_read_bytes_per_s;
+  }
+  double link_floor_s(const Ceilings& c) const {
+    return link_bytes / (gather_bytes_per_s > 0 ? gather_bytes_per_s : c.link_copy_bytes_per_s);
+  }
+  double floor_s(const Ceilings& c) const { return std::max(hbm_floor_s(c), link_floor_s(c)); }
 };
 
 struct StageFigures {
