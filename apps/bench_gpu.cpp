@@ -203,6 +203,8 @@ nlohmann::json step_line(const std::string& name, int64_t batch, const StepFigur
           {"p90_s", s.p90_s},
           {"tokens_per_second", static_cast<double>(batch) / s.median_s},
           {"cpu_us_per_step", s.cpu_s_per_step * 1e6},
+          {"cpu_us_first_tenth", s.cpu_s_first * 1e6},
+          {"cpu_us_last_tenth", s.cpu_s_last * 1e6},
           {"hit_rate", s.hit_rate},
           {"new_share", s.new_share},
           {"corrections_per_step", s.corrections},

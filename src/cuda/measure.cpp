@@ -323,13 +323,18 @@ StepFigures Measure::steps(const ForcedReuse& forced, int64_t warm_up, int64_t s
     for (int32_t l = 0; l < shape_.num_layers; ++l) sequence->counters(l) = {};
   }
   std::vector<double> seconds;
+  const int64_t tenth = std::max<int64_t>(steps / 10, 1);
   const double cpu_before = process_cpu_seconds();
+  double cpu_first = 0, cpu_last = 0;
   for (int64_t i = 0; i < steps; ++i) {
+    if (i == tenth) cpu_first = process_cpu_seconds() - cpu_before;
+    if (i == steps - tenth) cpu_last = process_cpu_seconds();
     const auto start = SteadyClock::now();
     step();
     seconds.push_back(seconds_since(start));
   }
   const double cpu = process_cpu_seconds() - cpu_before;
+  cpu_last = process_cpu_seconds() - cpu_last;
   StepFigures figures;
   SlotTable::Times times;
   KvCounters total;
@@ -349,6 +354,8 @@ StepFigures Measure::steps(const ForcedReuse& forced, int64_t warm_up, int64_t s
   figures.p10_s = percentile(seconds, 0.1);
   figures.p90_s = percentile(seconds, 0.9);
   figures.cpu_s_per_step = cpu / static_cast<double>(steps);
+  figures.cpu_s_first = cpu_first / static_cast<double>(tenth);
+  figures.cpu_s_last = cpu_last / static_cast<double>(tenth);
   figures.hit_rate = total.hit_rate();
   figures.new_share = share(total.rows_fetched, total.rows_requested);
   figures.weight_bytes = static_cast<double>(

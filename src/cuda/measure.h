@@ -41,6 +41,8 @@ struct StepFigures {
   int64_t steps = 0;
   double median_s = 0, p10_s = 0, p90_s = 0;
   double cpu_s_per_step = 0;  // of the whole process
+  // The same over the first and the last tenth of the steps: does it grow?
+  double cpu_s_first = 0, cpu_s_last = 0;
   double hit_rate = 0;
   double new_share = 0;  // of the rows of missed sets
   // Per step, all sequences.
