@@ -140,8 +140,16 @@ Result<int> inspect(const InspectFlags& flags) {
   CLO_ASSIGN(const BackendChoice choice, choose_backend(options, shape));
   options.backend = choice.backend;
   options.policy = for_backend(options.policy, options.backend);
-  options.prefill_chunk = resolve_prefill_chunk(config, options, shape, nullptr);
-  CLO_ASSIGN(const PlanInput input, plan_input(config, options));
+  std::unique_ptr<CudaBackend> cuda;  // opened, to count what its context holds
+  if (choice.backend == Backend::kCuda) {
+    CLO_ASSIGN(cuda, CudaBackend::create(options.threads));
+  }
+  options.prefill_chunk = resolve_prefill_chunk(config, options, shape, cuda.get());
+  CLO_ASSIGN(PlanInput input, plan_input(config, options));
+  if (cuda) {
+    input.device_overhead_bytes =
+        cuda->overhead_bytes() + CudaBackend::mapping_bytes(sketch_memory(input).host_bytes);
+  }
   CLO_TRY(check_policy(options.policy, input.shape));
   std::optional<HeadProfile> profile;
   if (!options.profile.empty()) {
@@ -197,8 +205,10 @@ Command add_inspect(CLI::App& app) {
   flags->engine.add_to(app);
   add_value(app, "--batch", flags->batch, "Sequences at once (1)");
   flags->policy.add_to(app);
-  app.footer("Nothing is loaded or allocated. Exit status 4 when the plan does not fit.\n\n" +
-             presets_help());
+  app.footer(
+      "Nothing is loaded or allocated, but a GPU is opened to see what that takes. Exit status 4 "
+      "when the plan does not fit.\n\n" +
+      presets_help());
   return [flags] { return inspect(*flags); };
 }
 

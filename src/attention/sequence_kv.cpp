@@ -111,10 +111,6 @@ Status SequenceKv::reserve(const Options& options) {
   for (const uint8_t resident : resident_) {
     const HeadCacheSpec spec = head_spec(policy_, capacity_tokens_, resident != 0);
     heads_.push_back(view_head_cache(shape, spec, at));
-    const std::span<std::byte> records = head_cache_records(shape, spec, at);
-    system_.transfer.fill(records.data(), 0, std::ssize(records));
-    system_.transfer.fill(reinterpret_cast<std::byte*>(heads_.back().slot_token), 0xFF,
-                          int64_t{4} * spec.slot_capacity);
     at += bytes_of(resident);
   }
   if (needs_host_copy(system_, options)) CLO_TRY(take_pages(num_pages));
@@ -151,7 +147,20 @@ Status SequenceKv::reserve(const Options& options) {
       }
     }
   }
+  clear_head_caches();
   return Ok{};
+}
+
+void SequenceKv::clear_head_caches() {
+  std::byte* at = block_;
+  for (size_t i = 0; i < heads_.size(); ++i) {
+    const HeadCacheSpec spec = head_spec(policy_, capacity_tokens_, resident_[i] != 0);
+    const std::span<std::byte> records = head_cache_records(system_.shape, spec, at);
+    system_.transfer.fill(records.data(), 0, std::ssize(records));
+    system_.transfer.fill(reinterpret_cast<std::byte*>(heads_[i].slot_token), 0xFF,
+                          int64_t{4} * spec.slot_capacity);
+    at += head_cache_bytes(system_.shape, spec);
+  }
 }
 
 Status SequenceKv::take_pages(int64_t num_pages) {
@@ -201,30 +210,37 @@ Status SequenceKv::check_code_room(int64_t num_pages) {
 void SequenceKv::restore_rows() {
   if (reused_tokens_ == 0) return;
   const KvShape& shape = system_.shape;
-  std::vector<RowMove> moves;
+  // A page holds the rows of a head under each other, and so does a resident head: several at once
+  // keep the list short.
+  constexpr int64_t kRun = 16;
+  static_assert(kPageTokens % kRun == 0);
+  std::vector<RowMove> moves, run_moves;
   for (int32_t layer = 0; layer < shape.num_layers; ++layer) {
     const SequenceLayerView view = layer_view(layer);
-    const size_t before = moves.size();
+    const size_t before = moves.size(), runs_before = run_moves.size();
     for (int32_t h = 0; h < shape.num_kv_heads; ++h) {
       const HeadCacheView& cache = view.heads[h];
-      const auto bring = [&](int64_t token) {
-        moves.push_back({view.host_rows[token / kPageTokens] +
-                             (int64_t{h} * kPageTokens + token % kPageTokens) * shape.row_bytes(),
-                         fixed_row(shape, cache, token, reused_tokens_)});
+      const auto move = [&](int64_t token) {
+        return RowMove{view.host_rows[token / kPageTokens] +
+                           (int64_t{h} * kPageTokens + token % kPageTokens) * shape.row_bytes(),
+                       fixed_row(shape, cache, token, reused_tokens_)};
       };
       if (cache.is_resident()) {
-        for (int64_t t = 0; t < reused_tokens_; ++t) bring(t);
+        for (int64_t t = 0; t < reused_tokens_; t += kRun) run_moves.push_back(move(t));
         continue;
       }
+      const auto bring = [&](int64_t token) { moves.push_back(move(token)); };
       for (int64_t t = 0; t < std::min<int64_t>(cache.sink_tokens, reused_tokens_); ++t) bring(t);
       for (int64_t t = std::max<int64_t>(cache.sink_tokens, reused_tokens_ - cache.ring_tokens);
            t < reused_tokens_; ++t) {
         bring(t);
       }
     }
-    counters(layer).rows_restored += static_cast<int64_t>(moves.size() - before);
+    counters(layer).rows_restored += static_cast<int64_t>(moves.size() - before) +
+                                     static_cast<int64_t>(run_moves.size() - runs_before) * kRun;
   }
   system_.transfer.fetch(moves, shape.row_bytes());
+  system_.transfer.fetch(run_moves, kRun * shape.row_bytes());
 }
 
 SequenceKv::~SequenceKv() {

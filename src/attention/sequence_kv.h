@@ -79,6 +79,7 @@ class SequenceKv {
   Status check_code_room(int64_t num_pages);
   int64_t code_block_bytes() const;  // codes of one page in all layers and heads
   void restore_rows();
+  void clear_head_caches();
 
   KvSystem& system_;
   PolicyOptions policy_;

@@ -56,6 +56,8 @@ class CudaBackend {
   // Device memory of the process outside the arena: context, modules, what libraries keep, and the
   // mapping of a store once that is pinned.
   virtual int64_t overhead_bytes() const = 0;
+  // What mapping a store of that size will add, about; measured once it is pinned.
+  static int64_t mapping_bytes(int64_t store_bytes) { return store_bytes / 512; }
   virtual int64_t free_bytes() const = 0;  // of the device, now
   // Takes the arena, once, in one piece. The budget includes overhead_bytes(), so that the process
   // stays within it. Fails: kDeviceMemory.

@@ -314,7 +314,7 @@ void CudaRunner::wait(uint32_t step) {
     if (naps % 64 == 63) {
       // A fault of the device never sets the word: the stream tells.
       const cudaError_t state = cudaStreamQuery(main_.get());
-      if (state != cudaErrorNotReady) CLO_CUDA(state);
+      if (state != cudaErrorNotReady) check_cuda(state, "cudaStreamQuery after a step");
       if (state == cudaSuccess && !passed()) {
         throw std::runtime_error("a decode step ended without its result");
       }

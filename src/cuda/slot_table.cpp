@@ -185,6 +185,9 @@ void SlotTable::set_token(const SequenceKv& sequence, int32_t token) {
   const int32_t slot = slot_of(sequence);
   staged(slot).token = token;
   upload(&buffers_.slots[slot].token, &staged(slot).token, sizeof token);
+  // Penalties look at what was answered, not at what this device would have drawn.
+  const int64_t answer = sequence.num_tokens() - staged(slot).num_tokens;
+  upload(buffers_.answers + slot * max_context_ + answer, &staged(slot).token, sizeof token);
 }
 
 void SlotTable::release(const SequenceKv& sequence) {

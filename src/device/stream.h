@@ -79,7 +79,7 @@ class GraphExec {
     const cudaError_t made = cudaGraphInstantiate(&exec_, graph, 0);
     (void)cudaGraphGetNodes(graph, nullptr, &num_nodes_);
     (void)cudaGraphDestroy(graph);
-    CLO_CUDA(made);
+    check_cuda(made, "cudaGraphInstantiate");
   }
   ~GraphExec() { release(); }
   GraphExec(const GraphExec&) = delete;

@@ -15,6 +15,7 @@ import time
 import unittest
 
 CLO = SOURCE = None  # set by cli_test.py
+DEVICES = None  # the GPUs there are: CUDA_VISIBLE_DEVICES, or None for all
 
 SECONDS = 120  # the longest a run may take on a busy machine
 

@@ -42,10 +42,11 @@ inline constexpr RandomModel kRandomModels[] = {
          "rope_theta":1000000.0})"},
 };
 
-// A folder with config.json and model.safetensors, removed with the object.
+// A folder with config.json and model.safetensors, removed with the object. `nan_token`: the
+// embedding of that token is not a number.
 class RandomModelDir {
  public:
-  explicit RandomModelDir(const RandomModel& model) {
+  explicit RandomModelDir(const RandomModel& model, int64_t nan_token = -1) {
     path_ = std::filesystem::temp_directory_path() / ("clo-random-" + std::string(model.name) +
                                                       "-" + std::to_string(std::random_device{}()));
     std::filesystem::create_directories(path_);
@@ -63,7 +64,8 @@ class RandomModelDir {
       const float deviation =
           shape.size() == 1 ? 0.1f : 1.0f / std::sqrt(static_cast<float>(shape.back()));
       for (int64_t i = 0; i < count; ++i) {
-        const uint16_t bits = f32_to_bf16((norm ? 1.0f : 0.0f) + deviation * normal(generator));
+        uint16_t bits = f32_to_bf16((norm ? 1.0f : 0.0f) + deviation * normal(generator));
+        if (name.find("embed") != std::string::npos && i / shape.back() == nan_token) bits = 0x7FC0;
         data.append(reinterpret_cast<const char*>(&bits), sizeof bits);
       }
       header[name] = {{"dtype", "BF16"}, {"shape", shape}, {"data_offsets", {begin, data.size()}}};

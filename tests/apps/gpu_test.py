@@ -1,0 +1,47 @@
+"""The program on a GPU; skipped, by name, where there is none."""
+import program
+from program import Case, FACTS, document, question
+
+
+class Gpu(Case):
+    def setUp(self):
+        super().setUp()
+        self.env = {"CUDA_VISIBLE_DEVICES": program.DEVICES or "0"}
+        seen = self.clo("inspect", "-m", self.recall, env=self.env)
+        if "compute capability" not in seen.out:
+            self.skipTest("no GPU that can be used")
+        self.inspected = seen.out
+
+    def answers(self, *args):
+        self.write("text.txt", document())
+        keys = [flag for key in FACTS for flag in ("--question", question(key))]
+        return self.succeeds("run", "-m", self.recall, "--context-file", "text.txt", *keys,
+                             "--stop", "\n", "--json", *args, env=self.env).json()
+
+    def test_auto_takes_it_and_says_so(self):
+        self.assertRegex(self.inspected, r"backend +cuda")
+        self.assertRegex(self.inspected, r"CUDA context +device +\d")
+        for answer in self.answers():
+            self.assertIn("cuda", answer["report"]["backend"])
+
+    def test_finds_the_facts_with_rows_fetched(self):
+        for answer, value in zip(self.answers("--persistent-heads", "0"), FACTS.values()):
+            self.assertIn(value, answer["text"])
+            self.assertGreater(answer["report"]["total"]["rows_fetched"], 0)
+
+    def test_no_device_is_said(self):
+        message = self.refused(5, ["--backend cpu"], "run", "-m", self.recall, "-p", "hello",
+                               "--backend", "cuda", env={"CUDA_VISIBLE_DEVICES": ""})
+        self.assertIn("device", message)
+
+    def test_too_small_for_the_context_of_cuda(self):
+        self.refused(4, ["--device-memory"], "run", "-m", self.recall, "-p", "hello",
+                     "--device-memory", "100MiB", env=self.env)
+
+    def test_f32_is_refused_with_advice(self):
+        self.refused(3, ["--dtype bf16"], "run", "-m", self.recall, "-p", "hello", "--backend",
+                     "cuda", "--dtype", "f32", env=self.env)
+
+    def test_kernels_one_after_the_other_are_refused(self):
+        self.refused(3, ["CUDA_LAUNCH_BLOCKING"], "run", "-m", self.recall, "-p", "hello",
+                     "--backend", "cuda", env=dict(self.env, CUDA_LAUNCH_BLOCKING="1"))
