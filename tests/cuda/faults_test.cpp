@@ -224,7 +224,7 @@ void plan_against_measured(const PolicyOptions& policy) {
   const auto engine = load_engine(options);
   ASSERT_TRUE(engine);
   expect_within(row(plan, "weights") + row(plan, "workspace"), engine->memory().device_used_bytes,
-                0.0, "weights and workspace");
+                0.03, "weights and workspace");
   const RequestId id = *engine->submit(
       ids_request(random_ids(32000, engine->vocab_size(), 90), 700, options.policy));
   for (int i = 0; i < 40; ++i) engine->step();
