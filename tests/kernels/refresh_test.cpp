@@ -77,6 +77,19 @@ TEST_F(RefreshTest, EveryContextLength) {
   }
 }
 
+// Rows of one layer on both sides of 2^31 elements and 2^32 bytes.
+TEST_F(RefreshTest, StoresBeyondThirtyOneBits) {
+  Scene scene;
+  scene.kv_heads = 8;
+  scene.group = 1;
+  scene.policy = always();
+  scene.policy.set_tokens = 300;
+  constexpr int32_t kBoundary = 4096;  // pages of 8 heads, 256 rows, 256 elements
+  scene.first_pages = {kBoundary, 0, kBoundary - 1, kBoundary + 1, 1};
+  const KvCounters counted = walk(scene, kSteps);
+  EXPECT_GT(counted.rows_fetched, 0);
+}
+
 TEST_F(RefreshTest, CodeWidths) {
   for (const int32_t bits : {64, 128, 192, 256, 512}) {
     for (const bool trained : {false, true}) {

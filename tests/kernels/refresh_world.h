@@ -36,6 +36,9 @@ class World {
     pages_each_ = (capacity_ + kPageTokens - 1) / kPageTokens;
     layout_.shape = shape_;
     layout_.num_pages = pages_each_ * scene.num_slots + 3;
+    for (const int32_t page : scene.first_pages) {
+      layout_.num_pages = std::max<int64_t>(layout_.num_pages, page + 3);
+    }
     make_rows();
     make_hashes();
     make_codes();
@@ -302,15 +305,28 @@ class World {
     rows_ = std::make_unique<PinnedArray<std::byte>>(bytes);
     // Normal values, repeated: what must differ is the rows.
     const std::vector<uint16_t> values = to_bf16(random_floats(65521, 1));
-    auto* target = reinterpret_cast<uint16_t*>(rows_->data());
-    for (int64_t i = 0, n = 0; i < bytes / 2; ++i) {
-      target[i] = values[static_cast<size_t>(n)];
-      if (++n == 65521) n = 0;
-    }
     pages_.resize(static_cast<size_t>(layout_.num_pages));
     std::iota(pages_.begin(), pages_.end(), 0);
     std::shuffle(pages_.begin(), pages_.end(), std::mt19937(3));
+    for (size_t i = 0; i < scene_.first_pages.size(); ++i) {
+      std::iter_swap(pages_.begin() + static_cast<std::ptrdiff_t>(i),
+                     std::find(pages_.begin(), pages_.end(), scene_.first_pages[i]));
+    }
     page_table_ = std::make_unique<DeviceArray<int32_t>>(pages_);
+    // Of the pages that sequences have; the others keep what must never be read.
+    const int64_t page_values = scene_.kv_heads * kPageTokens * shape_.row_bytes() / 2;
+    int64_t n = 0;
+    for (int64_t layer = 0; layer < kLayers; ++layer) {
+      for (int64_t i = 0; i < pages_each_ * scene_.num_slots; ++i) {
+        auto* const target =
+            reinterpret_cast<uint16_t*>(rows_->data()) +
+            (layer * layout_.num_pages + pages_[static_cast<size_t>(i)]) * page_values;
+        for (int64_t v = 0; v < page_values; ++v) {
+          target[v] = values[static_cast<size_t>(n)];
+          if (++n == 65521) n = 0;
+        }
+      }
+    }
   }
 
   void make_hashes() {
