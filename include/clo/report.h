@@ -29,6 +29,8 @@ struct KvCounters {
   int64_t rows_in_context = 0;  // rows that dense attention would have read
   int64_t oracle_rows = 0;      // rows read by `exact` selection; never device reads
 
+  int64_t wait_ns = 0;  // that attention waited for rows, the mean over the layer's KV heads
+
   double mass_kept = 0;  // sum over query heads of attention mass on the attended rows
   int64_t mass_samples = 0;
 
@@ -56,9 +58,10 @@ struct Report {
   int64_t host_kv_bytes = 0;    // its pages in the host store, shared ones included
   int64_t decode_steps = 0;
   double bytes_fetched_per_token = 0;
-  double hit_rate = 0;        // of evictable heads; 0 when there are none
-  double share_attended = 1;  // rows read over rows in context, decode only
-  int32_t num_heads = 0;      // (layer, KV head) pairs
+  double wait_seconds_per_token = 0;  // attention waiting for rows, all layers
+  double hit_rate = 0;                // of evictable heads; 0 when there are none
+  double share_attended = 1;          // rows read over rows in context, decode only
+  int32_t num_heads = 0;              // (layer, KV head) pairs
   int32_t num_resident_heads = 0;
   bool resident_by_profile = false;
   KvCounters total;

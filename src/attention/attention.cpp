@@ -1,6 +1,7 @@
 #include "attention/attention.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 
@@ -333,7 +334,16 @@ void Attention::select_and_fetch(int32_t layer, Cause cause) {
       counters.rows_saved_by_delta += std::ssize(set) - fetched;
     }
   }
+  const auto start = std::chrono::steady_clock::now();
   system_.transfer.fetch(moves_, shape.row_bytes());
+  if (cause != Cause::kPrime && !moves_.empty()) {
+    // Every head of the batch waits for all of it.
+    const std::chrono::nanoseconds waited = std::chrono::steady_clock::now() - start;
+    for (size_t i = 0; i < misses_.size(); ++i) {
+      const bool counted = i > 0 && misses_[i].sequence == misses_[i - 1].sequence;
+      if (!counted) misses_[i].sequence->counters(layer).wait_ns += waited.count();
+    }
+  }
 
   // The old rows of these heads were read by the last step's attention; the new ones are read by
   // the attention that follows. Nothing in between may see a half-changed head.

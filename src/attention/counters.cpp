@@ -21,6 +21,7 @@ KvCounters& KvCounters::operator+=(const KvCounters& other) {
   rows_attended += other.rows_attended;
   rows_in_context += other.rows_in_context;
   oracle_rows += other.oracle_rows;
+  wait_ns += other.wait_ns;
   mass_kept += other.mass_kept;
   mass_samples += other.mass_samples;
   return *this;

@@ -238,6 +238,8 @@ void SlotTable::read_counters(SequenceKv& sequence) {
     add(c.rows_attended, d.rows_attended);
     add(c.rows_in_context, d.rows_in_context);
     add(c.oracle_rows, d.oracle_rows);
+    // The device adds up heads, which wait side by side.
+    add(c.wait_ns, d.wait_ns / static_cast<unsigned long long>(system_.shape.num_kv_heads));
     times_.wait_ns += d.wait_ns;
     times_.fetch_ns += d.fetch_ns;
   }

@@ -3,29 +3,34 @@
 #include "base/try.h"
 #include "cuda/backend.h"
 #include "device/device_facts.h"
+#include "engine/memory.h"
 #include "reference/cpu_ops.h"
 
 namespace clo {
 
-Result<BackendChoice> choose_backend(const EngineOptions& options, const KvShape& shape) {
+Result<BackendChoice> choose_backend(const ModelConfig& config, const EngineOptions& options) {
   BackendChoice choice;
-  if (options.backend == Backend::kCuda) {
-    CLO_ASSIGN(const DeviceFacts facts, device_facts());
-    CLO_TRY(CudaBackend::supports(shape));
-    choice.backend = Backend::kCuda;
-    return choice;
-  }
-  if (options.backend == Backend::kAuto) {
-    if (const auto facts = device_facts(); facts) {
-      const Status supported = CudaBackend::supports(shape);
-      if (supported) {
-        choice.backend = Backend::kCuda;
-        return choice;
-      }
-      choice.note = facts->name + " is not used: " + supported.error().message;
+  choice.dtype = options.dtype;
+  if (options.backend != Backend::kCpu) {
+    const auto facts = device_facts();
+    EngineOptions on_device = options;
+    std::string note;
+    if (options.dtype == WeightType::kAuto && config.dtype == DType::kF16) {
+      on_device.dtype = WeightType::kBF16;
+      note = "f16 weights are rounded to bf16";
     }
+    const Status usable =
+        facts ? CudaBackend::supports(kv_shape(config, on_device)) : Status(facts.error());
+    if (usable) {
+      choice.backend = Backend::kCuda;
+      choice.dtype = on_device.dtype;
+      choice.note = note;
+      return choice;
+    }
+    if (options.backend == Backend::kCuda) return usable.error();
+    if (facts) choice.note = facts->name + " is not used: " + usable.error().message;
   }
-  CLO_TRY(CpuOps::supports(shape));
+  CLO_TRY(CpuOps::supports(kv_shape(config, options)));
   return choice;
 }
 

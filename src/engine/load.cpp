@@ -59,9 +59,10 @@ Status Engine::Impl::build(const std::filesystem::path& dir) {
   CLO_ASSIGN(generation, load_generation_config(dir, config));
   CLO_ASSIGN(const TensorFiles files, TensorFiles::open(dir));
 
-  shape = kv_shape(config, options);
-  CLO_ASSIGN(const BackendChoice choice, choose_backend(options, shape));
+  CLO_ASSIGN(const BackendChoice choice, choose_backend(config, options));
   options.backend = choice.backend;
+  options.dtype = choice.dtype;
+  shape = kv_shape(config, options);
   backend_note = choice.note;
   CLO_TRY(check_policy(options.policy, shape));
   if (tokenizer) CLO_TRY(check_vocabulary(*tokenizer, config, dir));

@@ -49,6 +49,7 @@ void Engine::Impl::fill_report(Sequence& sequence) {
   r.hit_rate = t.hit_rate();
   r.share_attended = t.rows_in_context == 0 ? 1 : ratio(t.rows_attended, t.rows_in_context);
   r.bytes_fetched_per_token = ratio(t.rows_fetched * r.row_bytes, r.decode_steps);
+  r.wait_seconds_per_token = ratio(t.wait_ns, r.decode_steps) * 1e-9;
 }
 
 std::string report_text(const Report& r) {
@@ -73,6 +74,7 @@ std::string report_text(const Report& r) {
   line("KV on the device", format_bytes(r.device_kv_bytes));
   line("KV in the host store", format_bytes(r.host_kv_bytes));
   line("bytes moved per token", format_bytes(static_cast<int64_t>(r.bytes_fetched_per_token)));
+  line("waiting for rows", fixed(r.wait_seconds_per_token * 1e3, 3) + " ms per token");
   if (r.num_resident_heads == r.num_heads) {
     line("hit rate", "- (all " + std::to_string(r.num_heads) + " heads are resident)");
   } else {
@@ -110,7 +112,8 @@ nlohmann::json counters_json(const KvCounters& c) {
           {"rows_offloaded", c.rows_offloaded},
           {"rows_attended", c.rows_attended},
           {"rows_in_context", c.rows_in_context},
-          {"oracle_rows", c.oracle_rows}};
+          {"oracle_rows", c.oracle_rows},
+          {"wait_ns", c.wait_ns}};
 }
 
 }  // namespace
@@ -131,6 +134,7 @@ std::string report_json(const Report& r) {
                          {"device_kv_bytes", r.device_kv_bytes},
                          {"host_kv_bytes", r.host_kv_bytes},
                          {"bytes_fetched_per_token", r.bytes_fetched_per_token},
+                         {"wait_seconds_per_token", r.wait_seconds_per_token},
                          {"hit_rate", r.hit_rate},
                          {"share_attended", r.share_attended},
                          {"num_heads", r.num_heads},

@@ -12,17 +12,18 @@ REPORT_KEYS = {
     "backend", "policy", "prompt_tokens", "reused_tokens", "new_tokens", "queue_seconds",
     "prefill_seconds", "first_token_seconds", "decode_seconds", "decode_steps",
     "decode_tokens_per_second", "row_bytes", "device_kv_bytes", "host_kv_bytes",
-    "bytes_fetched_per_token", "hit_rate", "share_attended", "num_heads", "num_resident_heads",
-    "resident_by_profile", "total", "layers"
+    "bytes_fetched_per_token", "wait_seconds_per_token", "hit_rate", "share_attended", "num_heads",
+    "num_resident_heads", "resident_by_profile", "total", "layers"
 }
 COUNTERS = {
     "hits", "misses", "aged", "incomplete", "corrections", "resident_selections",
     "rows_requested", "rows_fetched", "rows_saved_by_delta", "rows_saved_by_hits", "rows_primed",
-    "rows_restored", "rows_offloaded", "rows_attended", "rows_in_context", "oracle_rows"
+    "rows_restored", "rows_offloaded", "rows_attended", "rows_in_context", "oracle_rows",
+    "wait_ns"
 }
 FIGURES = ["prompt", "finish reason", "backend", "policy", "tokens", "time to first token",
            "decode", "KV on the device", "KV in the host store", "bytes moved per token",
-           "hit rate", "share attended"]
+           "waiting for rows", "hit rate", "share attended"]
 
 
 class Answers(Case):

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <regex>
 
 #include "engine/loaded_engine.h"
 #include "kernels/gpu_test.h"
@@ -301,6 +302,24 @@ TEST_F(GpuEngine, SamplingFollowsItsSeed) {
   EXPECT_EQ(a.tokens, b.tokens);
   request.sampling->seed = 8;
   EXPECT_NE(answer_of(*gpu, request).tokens, a.tokens);
+}
+
+// Nothing was said about types and the files are in f16: the GPU takes them, in bf16, and says so.
+TEST_F(GpuEngine, HalfPrecisionFilesAreRounded) {
+  const std::string half =
+      std::regex_replace(kRandomModels[0].json, std::regex("bfloat16"), "float16");
+  const RandomModelDir dir({"llama-f16", half.c_str()}), original(kRandomModels[0]);
+  EngineOptions options = options_for(dir.path(), Backend::kAuto);
+  options.dtype = WeightType::kAuto;
+  const auto engine = load_engine(options);
+  const auto bf16 = load_engine(options_for(original.path(), Backend::kCuda));
+  ASSERT_TRUE(engine && bf16);
+  const auto prompt = random_ids(300, engine->vocab_size(), 60);
+  const Response response = answer_of(*engine, ids_request(prompt, 16, *preset("dense")));
+  EXPECT_NE(response.report.backend.find("f16 weights are rounded to bf16"), std::string::npos)
+      << response.report.backend;
+  // The random weights are bf16 numbers in either file.
+  EXPECT_EQ(response.tokens, answer_of(*bf16, ids_request(prompt, 16, *preset("dense"))).tokens);
 }
 
 TEST_F(GpuEngine, TheBudgetIsObeyed) {
