@@ -12,6 +12,7 @@
 #include "base/try.h"
 #include "base/units.h"
 #include "bench_commands.h"
+#include "engine/backend.h"
 #include "engine/memory.h"
 #include "eval/documents.h"
 #include "flags.h"
@@ -176,8 +177,12 @@ Result<int> decode(const DecodeFlags& flags) {
   }
   CLO_ASSIGN(const auto dir, resolve_model_dir(options.model_dir));
   CLO_ASSIGN(const ModelConfig config, load_model_config(dir));
-  const KvShape shape = kv_shape(config, options);
-  const int64_t weight_bytes = Weights::required_bytes(config, shape.type);
+  CLO_ASSIGN(const BackendChoice choice, choose_backend(config, options));
+  EngineOptions chosen = options;
+  chosen.backend = choice.backend;
+  chosen.dtype = choice.dtype;
+  const KvShape shape = kv_shape(config, chosen);
+  const int64_t weight_bytes = clo::weight_bytes(config, chosen, shape);
   const int threads = options.threads > 0 ? options.threads : num_processors();
   const double bandwidth = read_bandwidth(threads);
 

@@ -11,7 +11,9 @@
 #include "commands.h"
 #include "eval/paired.h"
 #include "eval/recall.h"
+#include "eval_commands.h"
 #include "flags.h"
+#include "policy_lists.h"
 #include "terminal.h"
 #include "text_files.h"
 
@@ -21,9 +23,8 @@ namespace {
 
 struct RecallFlags {
   EngineFlags engine;
-  PolicyFlags policy;
+  PolicyLists policies;
   std::string contexts = "4096";
-  std::string presets, selects, ratios;
   std::string against = "dense";
   std::string output;
   int64_t items = 100;
@@ -32,57 +33,6 @@ struct RecallFlags {
   int64_t facts_per_document = 6;
   bool quiet = false;
 };
-
-// A list and the flag that it would override. Fails: kBadFlag when both were given.
-Status check_list(const std::string& list, const char* list_flag, bool given, const char* flag) {
-  if (list.empty() || !given) return Ok{};
-  return Error{ErrorCode::kBadFlag, "contradict each other: the list says which to run; drop one",
-               std::string(list_flag) + " and " + flag};
-}
-
-// The policies to run: every combination of the lists that were given.
-Result<std::vector<RecallPolicy>> policies_of(const RecallFlags& flags) {
-  CLO_TRY(check_list(flags.presets, "--presets", flags.policy.preset.has_value(), "--preset"));
-  CLO_TRY(check_list(flags.selects, "--selects", flags.policy.select.has_value(), "--select"));
-  CLO_TRY(check_list(flags.ratios, "--ratios", flags.policy.kv_ratio.has_value(), "--kv-ratio"));
-  CLO_TRY(
-      check_list(flags.ratios, "--ratios", flags.policy.set_tokens.has_value(), "--set-tokens"));
-  std::vector<RecallPolicy> policies;
-  const auto list_or = [](const std::string& text, std::string fallback) {
-    return text.empty() ? std::vector<std::string>{std::move(fallback)} : split_list(text);
-  };
-  for (const std::string& preset_name :
-       list_or(flags.presets, flags.policy.preset.value_or("default"))) {
-    for (const std::string& select : list_or(flags.selects, "")) {
-      for (const std::string& ratio : list_or(flags.ratios, "")) {
-        PolicyFlags one = flags.policy;
-        std::string name = preset_name;
-        if (!select.empty()) {
-          one.select = select;
-          name += " " + select;
-        }
-        if (!ratio.empty()) {
-          char* end = nullptr;
-          one.kv_ratio = std::strtod(ratio.c_str(), &end);
-          if (end == ratio.c_str() || *end != '\0') {
-            return Error{ErrorCode::kBadFlag, "expected numbers, found \"" + ratio + "\"",
-                         "--ratios"};
-          }
-          name += " " + ratio;
-        }
-        CLO_ASSIGN(PolicyOptions options, one.resolve(preset_name));
-        for (const RecallPolicy& other : policies) {
-          if (other.name == name) {
-            return Error{ErrorCode::kBadFlag, "\"" + name + "\" is named twice",
-                         "--presets, --selects, --ratios"};
-          }
-        }
-        policies.push_back({name, options});
-      }
-    }
-  }
-  return policies;
-}
 
 struct Summary {
   PairedCounts numbers_and_words, codes;
@@ -134,7 +84,7 @@ nlohmann::json paired_json(const PairedCounts& counts) {
 }
 
 nlohmann::json item_json(int64_t context, const RecallItem& item,
-                         const std::vector<RecallPolicy>& policies) {
+                         const std::vector<NamedPolicy>& policies) {
   nlohmann::json json = {{"kind", "item"},
                          {"context", context},
                          {"seed", item.seed},
@@ -166,7 +116,7 @@ nlohmann::json item_json(int64_t context, const RecallItem& item,
   return json;
 }
 
-nlohmann::json summary_json(int64_t context, const RecallPolicy& policy, const Summary& s) {
+nlohmann::json summary_json(int64_t context, const NamedPolicy& policy, const Summary& s) {
   return {{"kind", "summary"},
           {"suite", "recall"},
           {"context", context},
@@ -190,7 +140,7 @@ void print_header() {
               "mass", "hits", "new", "bytes/tok");
 }
 
-void print_row(int64_t context, const RecallPolicy& policy, const Summary& s) {
+void print_row(int64_t context, const NamedPolicy& policy, const Summary& s) {
   const PairedCounts& c = s.numbers_and_words;
   const Interval interval = paired_difference(c);
   char right[64], range[64], codes[64];
@@ -230,11 +180,11 @@ Result<int> recall(const RecallFlags& flags) {
                  "--first-seed"};
   }
   CLO_ASSIGN(const std::vector<int64_t> contexts, parse_numbers(flags.contexts, "--context"));
-  CLO_ASSIGN(const std::vector<RecallPolicy> policies, policies_of(flags));
+  CLO_ASSIGN(const std::vector<NamedPolicy> policies, flags.policies.resolve());
   CLO_ASSIGN(EngineOptions options, flags.engine.resolve());
   options.max_batch = 1;
   std::vector<PolicyOptions> all;
-  for (const RecallPolicy& policy : policies) all.push_back(policy.options);
+  for (const NamedPolicy& policy : policies) all.push_back(policy.options);
   options.policy = widest(all);
   if (!flags.output.empty()) CLO_TRY(check_writable(flags.output));
   CLO_ASSIGN(const std::unique_ptr<Engine> engine, Engine::load(options));
@@ -305,6 +255,7 @@ Result<int> recall(const RecallFlags& flags) {
 
 Command add_eval(CLI::App& app) {
   app.require_subcommand(1);
+  const Command fidelity = add_eval_fidelity(app);
   CLI::App* sub = app.add_subcommand(
       "recall", "Facts planted in long documents and asked for, under each policy and densely");
   auto flags = std::make_shared<RecallFlags>();
@@ -317,13 +268,10 @@ Command add_eval(CLI::App& app) {
                   "Folder of licence texts (/usr/share/common-licenses)");
   add_value(*sub, "--facts-per-document", f.facts_per_document,
             "Facts that share one document and its prefill (6)");
-  sub->add_option("--presets", f.presets, "Several presets, such as default,hata");
-  sub->add_option("--selects", f.selects, "Several selections, such as exact,hash,random");
-  sub->add_option("--ratios", f.ratios, "Several set sizes, such as 0.1,0.05,0.02");
   sub->add_option("--against", f.against, "What answers are compared with: dense");
   sub->add_option("-o,--output", f.output, "Write every item and summary as JSON lines");
   sub->add_flag("--quiet", f.quiet, "No progress line");
-  f.policy.add_to(*sub);
+  f.policies.add_to(*sub);
   sub->footer(
       "Half the documents are generated prose, half licence texts. A third of the facts are "
       "numbers, "
@@ -333,7 +281,7 @@ Command add_eval(CLI::App& app) {
       "codes likewise; agreement and KL (nats) of the next token,\nteacher-forced on the dense "
       "answer; "
       "attention mass kept; hit rate; share of new rows on a miss; bytes fetched.");
-  return [flags] { return recall(*flags); };
+  return [flags, sub, fidelity] { return sub->parsed() ? recall(*flags) : fidelity(); };
 }
 
 }  // namespace clo::app

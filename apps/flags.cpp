@@ -250,6 +250,8 @@ void EngineFlags::add_to(CLI::App& app, bool with_context) {
   add("--backend", backend, "auto (a GPU where one is there), cpu or cuda");
   add("--threads", threads, "CPU threads (all cores)");
   add("--dtype", dtype, "Weights, KV and products: auto (as the files), f32, bf16");
+  add("--weights", weights,
+      "Weights in memory: auto (quantised files stay so on the CPU), bf16, f32, int8, q4");
   add("--device-memory,--gpu-memory", device_memory,
       "Device budget, such as 24GiB; what is left over keeps heads persistent")
       ->type_name("SIZE");
@@ -269,6 +271,13 @@ Result<EngineOptions> EngineFlags::resolve() const {
       "--dtype", dtype,
       {{"auto", WeightType::kAuto}, {"f32", WeightType::kF32}, {"bf16", WeightType::kBF16}},
       options.dtype));
+  CLO_TRY(choose<WeightStorage>("--weights", weights,
+                                {{"auto", WeightStorage::kAuto},
+                                 {"f32", WeightStorage::kF32},
+                                 {"bf16", WeightStorage::kBF16},
+                                 {"int8", WeightStorage::kInt8},
+                                 {"q4", WeightStorage::kQ4}},
+                                options.weights));
   CLO_TRY(
       choose<Backend>("--backend", backend,
                       {{"auto", Backend::kAuto}, {"cpu", Backend::kCpu}, {"cuda", Backend::kCuda}},

@@ -24,11 +24,15 @@ namespace clo {
 std::string_view version();
 
 enum class WeightType : uint8_t { kAuto, kF32, kBF16 };
+// How weight matrices lie in memory. int8 and q4: blocks of 32 inputs that share a scale.
+enum class WeightStorage : uint8_t { kAuto, kF32, kBF16, kInt8, kQ4 };
 enum class Backend : uint8_t { kAuto, kCpu, kCuda };
 
 struct EngineOptions {
   std::string model_dir;                 // a Hugging Face model directory or hub cache folder
   WeightType dtype = WeightType::kAuto;  // weights, KV and products; auto: what the files hold
+  // auto: on the CPU quantised files stay quantised, everything else is of `dtype`.
+  WeightStorage weights = WeightStorage::kAuto;
   Backend backend = Backend::kAuto;
   int32_t threads = 0;              // CPU threads; 0: all cores
   int64_t device_memory_bytes = 0;  // 0: what the requests need

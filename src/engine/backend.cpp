@@ -19,8 +19,14 @@ Result<BackendChoice> choose_backend(const ModelConfig& config, const EngineOpti
       on_device.dtype = WeightType::kBF16;
       note = "f16 weights are rounded to bf16";
     }
-    const Status usable =
+    on_device.backend = Backend::kCuda;
+    Status usable =
         facts ? CudaBackend::supports(kv_shape(config, on_device)) : Status(facts.error());
+    if (usable) {
+      const KvShape shape = kv_shape(config, on_device);
+      const auto plan = weight_plan(config, on_device, shape);
+      if (!plan) usable = plan.error();
+    }
     if (usable) {
       choice.backend = Backend::kCuda;
       choice.dtype = on_device.dtype;
@@ -30,7 +36,12 @@ Result<BackendChoice> choose_backend(const ModelConfig& config, const EngineOpti
     if (options.backend == Backend::kCuda) return usable.error();
     if (facts) choice.note = facts->name + " is not used: " + usable.error().message;
   }
-  CLO_TRY(CpuOps::supports(kv_shape(config, options)));
+  EngineOptions on_cpu = options;
+  on_cpu.backend = Backend::kCpu;
+  const KvShape shape = kv_shape(config, on_cpu);
+  CLO_TRY(CpuOps::supports(shape));
+  CLO_ASSIGN(const WeightPlan plan, weight_plan(config, on_cpu, shape));
+  (void)plan;
   return choice;
 }
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <fstream>
 
+#include "base/check.h"
 #include "base/try.h"
 #include "model/transformer.h"
 #include "model/weights.h"
@@ -20,13 +21,15 @@ namespace {
 // backend's scratch, which grows to this at the first long prompt.
 int64_t process_overhead(const ModelConfig& config, const EngineOptions& options,
                          const KvShape& shape, int64_t capacity_tokens, int64_t batch) {
+  const auto plan = weight_plan(config, options, shape);
+  const bool widens = !plan || !plan->blocks.empty() || plan->type != DType::kF32;
   std::ifstream statm("/proc/self/statm");
   int64_t total_pages = 0, resident_pages = 0;
   statm >> total_pages >> resident_pages;
   return resident_pages * sysconf(_SC_PAGESIZE) +
          CpuOps::scratch_bytes_for(shape, std::max(config.intermediate_size * 2, config.vocab_size),
                                    config.hidden_size, max_step_rows(config, options),
-                                   capacity_tokens, batch);
+                                   capacity_tokens, batch, widens);
 }
 
 }  // namespace
@@ -51,10 +54,22 @@ int32_t resolve_prefill_chunk(const ModelConfig& config, const EngineOptions& op
   int64_t budget = options.device_memory_bytes;
   if (budget == 0 && cuda != nullptr) budget = cuda->free_bytes();
   if (budget == 0) return static_cast<int32_t>(wanted);
-  const int64_t left = budget - Weights::required_bytes(config, shape.type);
+  const int64_t left = budget - weight_bytes(config, options, shape);
   CudaLimits limits = cuda_limits(config, options);
   return static_cast<int32_t>(
       CudaBackend::largest_chunk(config, shape, limits, wanted, std::max<int64_t>(0, left / 3)));
+}
+
+Result<WeightPlan> weight_plan(const ModelConfig& config, const EngineOptions& options,
+                               const KvShape& shape) {
+  return plan_weights(config, options.weights, shape.type, options.backend != Backend::kCuda);
+}
+
+int64_t weight_bytes(const ModelConfig& config, const EngineOptions& options,
+                     const KvShape& shape) {
+  const auto plan = weight_plan(config, options, shape);
+  CLO_CHECK(plan.has_value());  // choose_backend has asked
+  return Weights::required_bytes(config, *plan);
 }
 
 CudaLimits cuda_limits(const ModelConfig& config, const EngineOptions& options) {
@@ -92,7 +107,7 @@ PlanInput plan_input(const ModelConfig& config, const EngineOptions& options, co
   input.shape = shape;
   input.context_tokens = capacity_tokens;
   input.batch = batch;
-  input.weight_bytes = Weights::required_bytes(config, shape.type);
+  input.weight_bytes = weight_bytes(config, options, shape);
   input.workspace_bytes = step_workspace_bytes(config, options, shape);
   input.sink_tokens = policy.sink;
   input.ring_tokens = ring_tokens(policy);

@@ -5,6 +5,7 @@
 #include "cuda/backend.h"
 #include "io/model_config.h"
 #include "kv/memory_plan.h"
+#include "model/weights.h"
 
 namespace clo {
 
@@ -31,6 +32,11 @@ Result<PlanInput> plan_input(const ModelConfig& config, const EngineOptions& opt
 // The same for any policy, length and batch. Requires: shape = kv_shape(config, options).
 PlanInput plan_input(const ModelConfig& config, const EngineOptions& options, const KvShape& shape,
                      const PolicyOptions& policy, int64_t capacity_tokens, int64_t batch);
+
+// How the backend keeps the weights. Fails: as plan_weights().
+Result<WeightPlan> weight_plan(const ModelConfig& config, const EngineOptions& options,
+                               const KvShape& shape);
+int64_t weight_bytes(const ModelConfig& config, const EngineOptions& options, const KvShape& shape);
 
 // The most tokens a step computes: a prefill chunk or a decode batch.
 int64_t max_step_rows(const ModelConfig& config, const EngineOptions& options);

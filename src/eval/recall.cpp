@@ -1,10 +1,10 @@
 #include "eval/recall.h"
 
 #include <algorithm>
-#include <cmath>
 #include <set>
 
 #include "base/try.h"
+#include "eval/distributions.h"
 
 namespace clo {
 
@@ -40,24 +40,6 @@ Result<Run> ask(Engine& engine, const std::string& prompt, const PolicyOptions& 
   return run;
 }
 
-// KL(p || q) of the softmax of two rows of logits.
-double kl_divergence(const std::vector<float>& p, const std::vector<float>& q) {
-  const auto log_sum_exp = [](const std::vector<float>& row) {
-    const double best = *std::max_element(row.begin(), row.end());
-    double sum = 0;
-    for (const float x : row) sum += std::exp(static_cast<double>(x) - best);
-    return best + std::log(sum);
-  };
-  const double p_total = log_sum_exp(p), q_total = log_sum_exp(q);
-  double kl = 0;
-  for (size_t i = 0; i < p.size(); ++i) {
-    const double log_p = static_cast<double>(p[i]) - p_total;
-    const double log_q = static_cast<double>(q[i]) - q_total;
-    kl += std::exp(log_p) * (log_p - log_q);
-  }
-  return kl;
-}
-
 void record(const Run& run, const Fact& fact, RecallOutcome& outcome) {
   const Report& report = run.response.report;
   outcome.answer = run.response.text;
@@ -69,12 +51,9 @@ void record(const Run& run, const Fact& fact, RecallOutcome& outcome) {
 }
 
 void compare(const Run& forced, const LogitRows& dense, RecallOutcome& outcome) {
-  const auto best = [](const std::vector<float>& row) {
-    return std::max_element(row.begin(), row.end()) - row.begin();
-  };
   const size_t steps = std::min(forced.logits.size(), dense.size());
   for (size_t i = 0; i < steps; ++i) {
-    outcome.agreed_tokens += best(forced.logits[i]) == best(dense[i]);
+    outcome.agreed_tokens += most_likely(forced.logits[i]) == most_likely(dense[i]);
     outcome.kl_sum += kl_divergence(dense[i], forced.logits[i]);
     ++outcome.compared_tokens;
   }
@@ -133,7 +112,7 @@ Result<std::string> make_document(const Engine& engine, const RecallOptions& opt
 }  // namespace
 
 Result<std::vector<RecallItem>> run_recall(
-    Engine& engine, const RecallOptions& options, const std::vector<RecallPolicy>& policies,
+    Engine& engine, const RecallOptions& options, const std::vector<NamedPolicy>& policies,
     const std::function<void(const RecallItem&, int64_t done)>& on_item) {
   CLO_ASSIGN(const PolicyOptions dense, preset("dense"));
   std::vector<RecallItem> all;
@@ -146,7 +125,7 @@ Result<std::vector<RecallItem>> run_recall(
       CLO_ASSIGN(const Run free, ask(engine, prompt, dense, options, {}));
       record(free, item.fact, item.dense);
       item.prompt_tokens = free.response.report.prompt_tokens;
-      for (const RecallPolicy& policy : policies) {
+      for (const NamedPolicy& policy : policies) {
         RecallOutcome& outcome = item.policies.emplace_back();
         CLO_ASSIGN(Run run, ask(engine, prompt, policy.options, options, {}));
         record(run, item.fact, outcome);

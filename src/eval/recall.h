@@ -7,6 +7,7 @@
 
 #include "clo/engine.h"
 #include "eval/documents.h"
+#include "eval/named_policy.h"
 
 namespace clo {
 
@@ -18,11 +19,6 @@ struct RecallOptions {
   int64_t clear_tokens = 256;  // no fact among the last tokens of a document
   int64_t max_new_tokens = 32;
   std::string licence_folder = kLicenceFolder;
-};
-
-struct RecallPolicy {
-  std::string name;
-  PolicyOptions options;
 };
 
 // One item under one policy.
@@ -53,7 +49,7 @@ struct RecallItem {
 
 // Runs all items; `on_item` sees each as it is done. Fails with the first failed request.
 Result<std::vector<RecallItem>> run_recall(
-    Engine& engine, const RecallOptions& options, const std::vector<RecallPolicy>& policies,
+    Engine& engine, const RecallOptions& options, const std::vector<NamedPolicy>& policies,
     const std::function<void(const RecallItem&, int64_t done)>& on_item);
 
 }  // namespace clo

@@ -58,6 +58,7 @@ class ConfigReader {
     CLO_TRY(read_rope());
     CLO_TRY(read_tokens());
     read_types();
+    read_blocks();
     return config_;
   }
 
@@ -267,21 +268,48 @@ class ConfigReader {
     }
   }
 
+  // One format for each matrix of a step, which may be several tensors.
+  void read_blocks() {
+    const auto add = [&](const std::string& prefix, std::initializer_list<const char*> names) {
+      std::vector<GgmlType> types;
+      for (const char* name : names) {
+        const auto found = file_.tensors().find(prefix + name + ".weight");
+        if (found == file_.tensors().end()) return;  // Weights will miss it, and say so
+        types.push_back(static_cast<GgmlType>(found->second.type));
+      }
+      config_.file_blocks.push_back(blocks_for(types));
+    };
+    add("", {"token_embd"});
+    if (!config_.tie_word_embeddings) add("", {"output"});
+    for (int64_t l = 0; l < config_.num_layers; ++l) {
+      const std::string layer = "blk." + std::to_string(l) + ".";
+      add(layer, {"attn_q", "attn_k", "attn_v"});
+      add(layer, {"attn_output"});
+      add(layer, {"ffn_gate", "ffn_up"});
+      add(layer, {"ffn_down"});
+    }
+    const auto matrices =
+        static_cast<size_t>(4 * config_.num_layers + (config_.tie_word_embeddings ? 1 : 2));
+    if (config_.file_blocks.size() != matrices) config_.file_blocks.clear();
+  }
+
   const GgufFile& file_;
   const std::string architecture_;
   ModelConfig config_;
 };
 
 // Rows of a query or key matrix of llama files lie in pairs that are rotated together; ours are two
-// halves of a head. `width`: elements of a row.
+// halves of a head. Where in the file a row of ours is:
+int64_t row_in_pairs(int64_t row, int64_t head_dim) {
+  const int64_t head = row / head_dim, inside = row % head_dim, half = head_dim / 2;
+  return head * head_dim + inside % half * 2 + inside / half;
+}
+
+// `width`: elements of a row.
 void undo_pairs(const float* source, float* target, int64_t num_heads, int64_t head_dim,
                 int64_t width) {
-  const int64_t half = head_dim / 2;
-  for (int64_t head = 0; head < num_heads; ++head) {
-    for (int64_t row = 0; row < head_dim; ++row) {
-      const int64_t from = head * head_dim + row % half * 2 + row / half;
-      std::copy_n(source + from * width, width, target + (head * head_dim + row) * width);
-    }
+  for (int64_t row = 0; row < num_heads * head_dim; ++row) {
+    std::copy_n(source + row_in_pairs(row, head_dim) * width, width, target + row * width);
   }
 }
 
@@ -332,14 +360,29 @@ Status GgufTensors::check(const std::string& name, std::span<const int64_t> shap
   return Ok{};
 }
 
+bool GgufTensors::lies_in_pairs(const std::string& name) const {
+  return config_.family == ModelFamily::kLlama &&
+         (name.find("q_proj.") != std::string::npos || name.find("k_proj.") != std::string::npos);
+}
+
+bool GgufTensors::block_row(const std::string& name, int64_t row, WeightBlocks blocks,
+                            BlockRow& target) const {
+  const GgufTensor& tensor = file_->tensors().at(names_.at(name));
+  const auto type = static_cast<GgmlType>(tensor.type);
+  const GgmlTypeInfo* info = ggml_type_info(tensor.type);
+  const int64_t cols = tensor.shape[1];
+  if (lies_in_pairs(name)) row = row_in_pairs(row, config_.head_dim);
+  const int64_t row_bytes = cols / info->block_elements * info->block_bytes;
+  return take_block_row(type, blocks, tensor.bytes + row * row_bytes, cols, target);
+}
+
 Result<TensorView> GgufTensors::require(const std::string& name, std::span<const int64_t> shape) {
   CLO_TRY(check(name, shape));
   const std::string& in_file = names_.at(name);
   const GgufTensor& tensor = file_->tensors().at(in_file);
   const auto type = static_cast<GgmlType>(tensor.type);
   const bool is_query = name.find("q_proj.") != std::string::npos;
-  const bool is_key = name.find("k_proj.") != std::string::npos;
-  const bool in_pairs = config_.family == ModelFamily::kLlama && (is_query || is_key);
+  const bool in_pairs = lies_in_pairs(name);
   TensorView view;
   view.shape = tensor.shape;
   if (!in_pairs && (type == GgmlType::kF32 || type == GgmlType::kF16 || type == GgmlType::kBF16)) {

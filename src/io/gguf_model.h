@@ -38,9 +38,13 @@ class GgufTensors {
   // The tensor: as it lies in the file where its type is F32, F16 or BF16 and its rows are in
   // order, expanded to f32 otherwise. Valid until the next call. Fails: as check().
   Result<TensorView> require(const std::string& name, std::span<const int64_t> shape);
+  // Row `row` of a matrix in blocks, as in the file; false where that takes its numbers. Safe from
+  // several threads. Requires: check().
+  bool block_row(const std::string& name, int64_t row, WeightBlocks blocks, BlockRow& target) const;
 
  private:
   GgufTensors() = default;
+  bool lies_in_pairs(const std::string& name) const;
 
   std::shared_ptr<const GgufFile> file_;
   ModelConfig config_;

@@ -278,4 +278,62 @@ void dequantize(GgmlType type, const std::byte* source, float* target, int64_t c
   }
 }
 
+WeightBlocks blocks_for(std::span<const GgmlType> types) {
+  const auto is_four = [](GgmlType type) {
+    return type == GgmlType::kQ4_0 || type == GgmlType::kQ4_1 || type == GgmlType::kQ4_K;
+  };
+  const auto is_plain = [](GgmlType type) {
+    return type == GgmlType::kF32 || type == GgmlType::kF16 || type == GgmlType::kBF16;
+  };
+  if (std::any_of(types.begin(), types.end(), is_plain)) return WeightBlocks::kNone;
+  return std::all_of(types.begin(), types.end(), is_four) ? WeightBlocks::kQ4 : WeightBlocks::kInt8;
+}
+
+bool take_block_row(GgmlType type, WeightBlocks blocks, const std::byte* source, int64_t cols,
+                    BlockRow& row) {
+  const bool four = type == GgmlType::kQ4_0 || type == GgmlType::kQ4_1 || type == GgmlType::kQ4_K;
+  const bool exact = (blocks == WeightBlocks::kQ4 && four) ||
+                     (blocks == WeightBlocks::kInt8 && type == GgmlType::kQ8_0);
+  if (!exact) return false;
+  row.resize(cols);
+  const GgmlTypeInfo* info = ggml_type_info(static_cast<uint32_t>(type));
+  // Low halves of sixteen bytes, then high halves.
+  const auto nibbles = [&](const std::byte* from, int8_t* code) {
+    for (int i = 0; i < 16; ++i) {
+      code[i] = static_cast<int8_t>(low(from + i));
+      code[i + 16] = static_cast<int8_t>(high(from + i));
+    }
+  };
+  for (int64_t b = 0; b < cols / kBlockInputs; ++b) {
+    const auto at = static_cast<size_t>(b);
+    int8_t* const code = row.code.data() + b * kBlockInputs;
+    const std::byte* block = source + b * kBlockInputs / info->block_elements * info->block_bytes;
+    float& scale = row.scale[at];
+    float& minimum = row.minimum[at];
+    minimum = 0;
+    if (type == GgmlType::kQ8_0) {
+      scale = half_at(block);
+      std::memcpy(code, block + 2, kBlockInputs);
+    } else if (type == GgmlType::kQ4_0) {
+      scale = half_at(block);
+      minimum = -8 * scale;
+      nibbles(block + 2, code);
+    } else if (type == GgmlType::kQ4_1) {
+      scale = half_at(block);
+      minimum = half_at(block + 2);
+      nibbles(block + 4, code);
+    } else {
+      const auto group = static_cast<int>(b % 8);
+      const ScaleAndMinimum pair = packed_pair(block + 4, group);
+      scale = half_at(block) * static_cast<float>(pair.scale);
+      minimum = -half_at(block + 2) * static_cast<float>(pair.minimum);
+      const std::byte* bits = block + 16 + group / 2 * 32;
+      for (int i = 0; i < 32; ++i) {
+        code[i] = static_cast<int8_t>(group % 2 == 0 ? low(bits + i) : high(bits + i));
+      }
+    }
+  }
+  return true;
+}
+
 }  // namespace clo

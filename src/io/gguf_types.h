@@ -4,8 +4,11 @@
 // bit.
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
+
+#include "tensor/weight_blocks.h"
 
 namespace clo {
 
@@ -42,5 +45,13 @@ std::string ggml_type_name(uint32_t type);
 // `count` elements to f32. source: whole blocks, any alignment. Requires: count a multiple of the
 // block.
 void dequantize(GgmlType type, const std::byte* source, float* target, int64_t count);
+
+// The blocks in which matrices of these types are kept as they are, or with the least loss: kQ4 for
+// four bits with a scale and a minimum, kInt8 for the rest, kNone where one is not quantised.
+WeightBlocks blocks_for(std::span<const GgmlType> types);
+// A row of `cols` elements in blocks, without going through its numbers: Q4_0, Q4_1, Q4_K (its
+// scales rounded to f16) to kQ4, Q8_0 to kInt8. False for everything else.
+bool take_block_row(GgmlType type, WeightBlocks blocks, const std::byte* source, int64_t cols,
+                    BlockRow& row);
 
 }  // namespace clo

@@ -11,6 +11,7 @@
 #include "clo/result.h"
 #include "io/rope.h"
 #include "tensor/dtype.h"
+#include "tensor/weight_blocks.h"
 
 namespace clo {
 
@@ -35,6 +36,9 @@ struct ModelConfig {
   bool qk_norm = false;  // RMS norm of every query and key head before the rotation
   RopeConfig rope;
   DType dtype = DType::kF32;  // of the published weights; the files decide
+  // How a quantised file's matrices are kept, in the order of Weights: the embedding, the head
+  // unless it is tied, then QKV, output, gate and up, down of each layer. Empty: no such file.
+  std::vector<WeightBlocks> file_blocks;
   std::vector<int32_t> bos_ids;
   std::vector<int32_t> eos_ids;
 };

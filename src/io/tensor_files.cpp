@@ -219,6 +219,11 @@ Status TensorFiles::check(const std::string& name, std::span<const int64_t> shap
   return Ok{};
 }
 
+bool TensorFiles::block_row(const std::string& name, int64_t row, WeightBlocks blocks,
+                            BlockRow& target) const {
+  return gguf_ && gguf_->block_row(name, row, blocks, target);
+}
+
 std::vector<std::string> TensorFiles::names() const {
   if (gguf_) return gguf_->names();
   std::vector<std::string> all;

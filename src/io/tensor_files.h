@@ -38,6 +38,10 @@ class TensorFiles {
   // The tensor itself. Fails: as check().
   Result<TensorView> require(const std::string& name, std::span<const int64_t> shape) const;
 
+  // Row `row` of a matrix in blocks, as it lies in a quantised file; false where there is no such
+  // file or the row must be made from its numbers. Safe from several threads. Requires: check().
+  bool block_row(const std::string& name, int64_t row, WeightBlocks blocks, BlockRow& target) const;
+
   // All tensors, of whatever type, in alphabetical order.
   std::vector<std::string> names() const;
   // Bytes of all tensors.

@@ -1,6 +1,8 @@
 #include "model/weights.h"
 
 #include <algorithm>
+#include <atomic>
+#include <thread>
 #include <utility>
 
 #include "base/check.h"
@@ -14,23 +16,29 @@ namespace {
 // Reads tensors into the arena.
 class Loader {
  public:
-  Loader(const TensorFiles& files, DType type, Arena& arena, const WeightUpload& upload)
-      : files_(files), type_(type), arena_(arena), upload_(upload) {}
+  Loader(const TensorFiles& files, const WeightPlan& plan, Arena& arena, const WeightUpload& upload)
+      : files_(files), plan_(plan), arena_(arena), upload_(upload) {}
 
   // Stacks matrices of `cols` columns, given as (name, rows), into one.
   Result<WeightView> matrix(const std::vector<std::pair<std::string, int64_t>>& parts,
                             int64_t cols) {
     WeightView view;
-    view.type = type_;
+    view.type = plan_.type;
+    view.blocks = plan_.blocks.empty() ? WeightBlocks::kNone : plan_.blocks[next_matrix_++];
     view.num_cols = cols;
     for (const auto& [name, rows] : parts) view.num_rows += rows;
-    CLO_ASSIGN(std::byte * at, arena_.allocate(view.num_rows * cols * dtype_bytes(type_)));
+    CLO_ASSIGN(std::byte * at,
+               arena_.allocate(weight_bytes(view.blocks, view.type, view.num_rows, cols)));
     view.data = at;
     for (const auto& [name, rows] : parts) {
       const int64_t shape[] = {rows, cols};
-      CLO_ASSIGN(const TensorView tensor, files_.require(name, shape));
-      put(at, tensor, type_);
-      at += rows * cols * dtype_bytes(type_);
+      if (view.blocks != WeightBlocks::kNone) {
+        CLO_TRY(put_blocks(at, name, shape, view.blocks));
+      } else {
+        CLO_ASSIGN(const TensorView tensor, files_.require(name, shape));
+        put(at, tensor, view.type);
+      }
+      at += weight_bytes(view.blocks, view.type, rows, cols);
     }
     return view;
   }
@@ -54,6 +62,50 @@ class Loader {
   // Elements converted at a time: both buffers stay in the cache.
   static constexpr int64_t kPiece = int64_t{1} << 16;
 
+  // A part of a matrix in blocks: whole groups of eight rows, but for the last part's end. The
+  // groups are shared among threads: all of a file's numbers are touched here.
+  Status put_blocks(std::byte* target, const std::string& name, std::span<const int64_t> shape,
+                    WeightBlocks blocks) {
+    const int64_t rows = shape[0], cols = shape[1];
+    CLO_TRY(files_.check(name, shape));
+    BlockRow first;
+    const bool as_they_lie = files_.block_row(name, 0, blocks, first);
+    TensorView tensor;
+    if (!as_they_lie) {
+      CLO_ASSIGN(tensor, files_.require(name, shape));
+    }
+    const int64_t groups = divide_up(rows, kGroupRows);
+    const int64_t group_bytes = cols / kBlockInputs * block_group_bytes(blocks);
+    std::atomic<int64_t> next{0};
+    const auto work = [&] {
+      std::vector<BlockRow> of_group(kGroupRows);
+      std::vector<float> numbers(static_cast<size_t>(cols));
+      for (BlockRow& row : of_group) row.resize(cols);
+      for (int64_t group = next++; group < groups; group = next++) {
+        for (int64_t i = 0; i < kGroupRows; ++i) {
+          BlockRow& target_row = of_group[static_cast<size_t>(i)];
+          const int64_t row = group * kGroupRows + i;
+          if (row >= rows) {
+            target_row.clear();
+          } else if (as_they_lie) {
+            (void)files_.block_row(name, row, blocks, target_row);
+          } else {
+            convert_to_f32(tensor.type, tensor.bytes + row * cols * dtype_bytes(tensor.type),
+                           numbers.data(), cols);
+            quantize_row(blocks, numbers.data(), cols, target_row);
+          }
+        }
+        pack_rows(blocks, of_group.data(), cols, target + group * group_bytes);
+      }
+    };
+    constexpr int64_t kWorthAThread = 64;  // groups
+    const auto most = static_cast<int64_t>(std::max(1u, std::thread::hardware_concurrency()));
+    std::vector<std::jthread> others;
+    for (int64_t t = 1; t < std::min(most, groups / kWorthAThread); ++t) others.emplace_back(work);
+    work();
+    return Ok{};
+  }
+
   void put(std::byte* target, const TensorView& tensor, DType type) {
     if (tensor.type == type) {
       upload_(target, tensor.bytes, tensor.num_bytes());
@@ -72,7 +124,8 @@ class Loader {
   }
 
   const TensorFiles& files_;
-  DType type_;
+  const WeightPlan& plan_;
+  size_t next_matrix_ = 0;
   Arena& arena_;
   const WeightUpload& upload_;
   std::vector<float> floats_;
@@ -144,11 +197,44 @@ std::vector<std::pair<std::string, Shape>> expected_tensors(const ModelConfig& c
   return list;
 }
 
-int64_t Weights::required_bytes(const ModelConfig& c, DType type) {
+Result<WeightPlan> plan_weights(const ModelConfig& c, WeightStorage storage, DType type,
+                                bool blocks_supported) {
+  WeightPlan plan;
+  plan.type = type;
+  if (storage == WeightStorage::kF32) plan.type = DType::kF32;
+  if (storage == WeightStorage::kBF16) plan.type = DType::kBF16;
+  if (storage == WeightStorage::kAuto && blocks_supported) plan.blocks = c.file_blocks;
+  if (storage != WeightStorage::kInt8 && storage != WeightStorage::kQ4) return plan;
+  const char* name = storage == WeightStorage::kInt8 ? "--weights int8" : "--weights q4";
+  if (!blocks_supported) {
+    return Error{ErrorCode::kUnsupported,
+                 "this backend computes with weights in bf16 alone; leave the flag out, or use "
+                 "--backend cpu",
+                 name};
+  }
+  const Sizes s = sizes_of(c);
+  for (const int64_t extent : {s.hidden, s.q, s.inner}) {
+    if (extent % kBlockInputs == 0) continue;
+    return Error{ErrorCode::kUnsupported,
+                 "the model has matrices with rows of " + std::to_string(extent) +
+                     " weights, and blocks hold " + std::to_string(kBlockInputs) +
+                     "; use --weights bf16",
+                 name};
+  }
+  const size_t outer = c.tie_word_embeddings ? 1 : 2;
+  plan.blocks.assign(outer + 4 * static_cast<size_t>(c.num_layers),
+                     storage == WeightStorage::kInt8 ? WeightBlocks::kInt8 : WeightBlocks::kQ4);
+  std::fill_n(plan.blocks.begin(), outer, WeightBlocks::kInt8);
+  return plan;
+}
+
+int64_t Weights::required_bytes(const ModelConfig& c, const WeightPlan& plan) {
   const Sizes s = sizes_of(c);
   int64_t total = 0;
+  size_t next = 0;
   const auto matrix = [&](int64_t rows, int64_t cols) {
-    total += round_up(rows * cols * dtype_bytes(type), Arena::kAlignment);
+    const WeightBlocks blocks = plan.blocks.empty() ? WeightBlocks::kNone : plan.blocks[next++];
+    total += round_up(weight_bytes(blocks, plan.type, rows, cols), Arena::kAlignment);
   };
   const auto vector = [&](int64_t length) {
     total += round_up(length * int64_t{sizeof(float)}, Arena::kAlignment);
@@ -224,12 +310,12 @@ Status Weights::take_all(Source& source) {
   return Ok{};
 }
 
-Result<Weights> Weights::load(const ModelConfig& config, const TensorFiles& files, DType type,
-                              Arena& arena, const WeightUpload& upload) {
-  CLO_CHECK(type != DType::kF16);
+Result<Weights> Weights::load(const ModelConfig& config, const TensorFiles& files,
+                              const WeightPlan& plan, Arena& arena, const WeightUpload& upload) {
+  CLO_CHECK(plan.type != DType::kF16);
   const int64_t before = arena.used_bytes();
-  Weights w(config, type);
-  Loader loader(files, type, arena, upload);
+  Weights w(config, plan.type);
+  Loader loader(files, plan, arena, upload);
   CLO_TRY(w.take_all(loader));
   w.bytes_ = arena.used_bytes() - before;
   return w;

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "clo/engine.h"
 #include "io/model_config.h"
 #include "io/tensor_files.h"
 #include "ops/params.h"
@@ -36,19 +37,33 @@ inline void copy_weights(std::byte* target, const void* source, int64_t num_byte
   std::memcpy(target, source, static_cast<size_t>(num_bytes));
 }
 
+// How each matrix lies in memory.
+struct WeightPlan {
+  DType type = DType::kBF16;         // of matrices that are not in blocks
+  std::vector<WeightBlocks> blocks;  // in the order of ModelConfig::file_blocks; empty: none
+
+  bool operator==(const WeightPlan&) const = default;
+};
+// auto: blocks where the file has them and the backend computes with them, `type` elsewhere. int8
+// and q4: every matrix, but with q4 the embedding and the head, which everything depends on, in
+// int8. Fails: kUnsupported for int8 and q4 when a matrix has rows that are not whole blocks.
+Result<WeightPlan> plan_weights(const ModelConfig& config, WeightStorage storage, DType type,
+                                bool blocks_supported);
+
 // Every tensor that a model of this config must have, with its shape.
 std::vector<std::pair<std::string, Shape>> expected_tensors(const ModelConfig& config);
 
 class Weights {
  public:
-  // Bytes that load() will take from the arena with matrices of `type`.
-  static int64_t required_bytes(const ModelConfig& config, DType type);
+  // Bytes that load() will take from the arena.
+  static int64_t required_bytes(const ModelConfig& config, const WeightPlan& plan);
 
-  // Copies every tensor into `arena`, converting to `type` (norms and biases to f32).
+  // Copies every tensor into `arena`, converting as planned (norms and biases to f32).
   // Fails: kBadFile for a missing tensor or one whose shape disagrees with the config, kUnsupported
   // for its type, kDeviceMemory when the arena is too small.
-  static Result<Weights> load(const ModelConfig& config, const TensorFiles& files, DType type,
-                              Arena& arena, const WeightUpload& upload = copy_weights);
+  static Result<Weights> load(const ModelConfig& config, const TensorFiles& files,
+                              const WeightPlan& plan, Arena& arena,
+                              const WeightUpload& upload = copy_weights);
   // Takes the same blocks without files, for measurements of a shape: `fill(target, type, count,
   // fan_in)` writes each tensor (fan_in 0: a norm's weights). Fails: kDeviceMemory.
   using Fill = std::function<void(std::byte* target, DType type, int64_t count, int64_t fan_in)>;

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "ops/kv_layout.h"
+#include "tensor/weight_blocks.h"
 
 namespace clo {
 
@@ -13,6 +14,8 @@ struct WeightView {
   DType type = DType::kBF16;
   int64_t num_rows = 0;  // output features
   int64_t num_cols = 0;  // input features
+  // Not kNone: the data lies in blocks, whatever `type` says. The CPU backend alone.
+  WeightBlocks blocks = WeightBlocks::kNone;
 };
 
 struct EmbedParams {

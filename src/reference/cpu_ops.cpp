@@ -61,10 +61,11 @@ std::string CpuOps::description() const {
 }
 
 int64_t CpuOps::scratch_bytes_for(const KvShape& shape, int64_t matrix_rows, int64_t matrix_cols,
-                                  int64_t step_rows, int64_t context_tokens, int64_t batch) {
+                                  int64_t step_rows, int64_t context_tokens, int64_t batch,
+                                  bool widens) {
   constexpr int64_t kFloat = sizeof(float);
   // A GEMM widens weights only above kSmallBatch rows, and the vocabulary never sees so many.
-  const int64_t widened = shape.type == DType::kF32 ? 0 : matrix_rows * matrix_cols * kFloat;
+  const int64_t widened = !widens ? 0 : matrix_rows * matrix_cols * kFloat;
   const int64_t pages = 2 * int64_t{kPageTokens} * shape.head_dim * shape.num_kv_heads * kFloat;
   const int64_t softmax = 2 * step_rows * shape.num_q_heads * kFloat;
   const int64_t rows = batch * shape.num_kv_heads * context_tokens * int64_t{sizeof(void*)};
@@ -78,6 +79,10 @@ void CpuOps::embed(const EmbedParams& p) {
   const int64_t width = p.table.num_cols;
   for (int64_t t = 0; t < p.num_tokens; ++t) {
     CLO_CHECK(p.ids[t] >= 0 && p.ids[t] < p.table.num_rows, p.ids[t], p.table.num_rows);
+    if (p.table.blocks != WeightBlocks::kNone) {
+      unpack_row(p.table.blocks, p.table.data, width, p.ids[t], p.out + t * width);
+      continue;
+    }
     simd_.to_f32(p.table.type, p.table.data + p.ids[t] * width * dtype_bytes(p.table.type),
                  p.out + t * width, width);
   }
@@ -105,6 +110,7 @@ void CpuOps::rms_norm(const RmsNormParams& p) {
 
 void CpuOps::linear(const LinearParams& p) {
   const WeightView& w = p.weight;
+  if (w.blocks != WeightBlocks::kNone && p.num_rows <= kSmallBatch) return linear_blocks(p);
   if (p.num_rows <= kSmallBatch) {
     // Whole groups of 8 rows, so that a row is always computed by the same tile.
     const int64_t row_bytes = w.num_cols * dtype_bytes(w.type);
@@ -115,14 +121,37 @@ void CpuOps::linear(const LinearParams& p) {
     });
     return;
   }
-  if (w.type == DType::kF32) return gemm(p, reinterpret_cast<const float*>(w.data));
+  if (w.blocks == WeightBlocks::kNone && w.type == DType::kF32)
+    return gemm(p, reinterpret_cast<const float*>(w.data));
   const int64_t count = w.num_rows * w.num_cols;
   if (std::ssize(weight_f32_) < count) weight_f32_.resize(static_cast<size_t>(count));
   pool_.run_ranges(w.num_rows, 8, [&](int64_t first, int64_t last) {
+    if (w.blocks != WeightBlocks::kNone) {
+      for (int64_t row = first; row < last; ++row) {
+        unpack_row(w.blocks, w.data, w.num_cols, row, weight_f32_.data() + row * w.num_cols);
+      }
+      return;
+    }
     simd_.to_f32(w.type, w.data + first * w.num_cols * dtype_bytes(w.type),
                  weight_f32_.data() + first * w.num_cols, (last - first) * w.num_cols);
   });
   gemm(p, weight_f32_.data());
+}
+
+void CpuOps::linear_blocks(const LinearParams& p) {
+  const WeightView& w = p.weight;
+  CLO_CHECK(w.num_cols % kBlockInputs == 0, w.num_cols);
+  const int64_t blocks = w.num_cols / kBlockInputs;
+  activations_.resize(static_cast<size_t>(std::max(std::ssize(activations_), p.num_rows * blocks)));
+  for (int64_t r = 0; r < p.num_rows; ++r) {
+    simd_.quantize_activations(p.x + r * w.num_cols, w.num_cols, activations_.data() + r * blocks);
+  }
+  const BlockProduct product = {w.blocks,   w.data, w.num_rows, w.num_cols,   activations_.data(),
+                                p.num_rows, p.bias, p.out,      p.out_stride, p.accumulate};
+  const int64_t groups = divide_up(w.num_rows, kGroupRows);
+  const int64_t grain = divide_up(kChunkBytes, blocks * block_group_bytes(w.blocks));
+  pool_.run_ranges(groups, grain,
+                   [&](int64_t first, int64_t last) { simd_.linear_blocks(product, first, last); });
 }
 
 void CpuOps::gemm(const LinearParams& p, const float* weight) {

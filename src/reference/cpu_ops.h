@@ -39,18 +39,23 @@ class CpuOps final : public Ops {
 
   // What the scratch of an instance grows to: weight conversion, packed pages, scores, row lists
   // and the GEMM library's own. Largest weight matrix [matrix_rows, matrix_cols], steps of
-  // `step_rows` tokens, `batch` sequences of `context_tokens`.
+  // `step_rows` tokens, `batch` sequences of `context_tokens`. `widens`: weights are not all f32.
   static int64_t scratch_bytes_for(const KvShape& shape, int64_t matrix_rows, int64_t matrix_cols,
-                                   int64_t step_rows, int64_t context_tokens, int64_t batch);
+                                   int64_t step_rows, int64_t context_tokens, int64_t batch,
+                                   bool widens);
 
  private:
   // x weight^T for many rows, by the GEMM library: weight [num_rows, num_cols] in f32.
   void gemm(const LinearParams& params, const float* weight);
 
+  // Few rows, weights in blocks: the rows become 8-bit blocks too.
+  void linear_blocks(const LinearParams& params);
+
   std::unique_ptr<ThreadPool> own_pool_;
   ThreadPool& pool_;
   const SimdTable& simd_;
   std::vector<float> weight_f32_;                         // one weight matrix widened for a GEMM
+  std::vector<ActivationBlock> activations_;              // rows of a product with blocks
   std::vector<float> packed_keys_, packed_values_;        // one page of every KV head
   std::vector<float> row_max_, row_sum_;                  // online softmax state of a prefill chunk
   std::vector<std::vector<float>> tile_;                  // [thread] scores of a tile

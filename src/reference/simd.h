@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "tensor/dtype.h"
+#include "tensor/weight_blocks.h"
 
 namespace clo {
 
@@ -20,6 +21,26 @@ inline constexpr int kBlockRows = 64;
 // Rows that are asked for ahead of the one being read.
 inline constexpr int kRowsAhead = 16;
 
+// 32 activations in 8 bits: x = scale code.
+struct ActivationBlock {
+  int8_t code[kBlockInputs];
+  float scale;
+  float sum;  // of scale code: what a weight's minimum is multiplied with
+};
+
+// out[b * out_stride + n] = dot(weight[n], x[b]) (+ bias[n]) (+ out when accumulate).
+struct BlockProduct {
+  WeightBlocks blocks = WeightBlocks::kNone;
+  const std::byte* weight = nullptr;  // [rows, cols] in groups of eight rows
+  int64_t rows = 0, cols = 0;
+  const ActivationBlock* x = nullptr;  // [batch, cols / 32]
+  int64_t batch = 0;
+  const float* bias = nullptr;
+  float* out = nullptr;
+  int64_t out_stride = 0;
+  bool accumulate = false;
+};
+
 struct SimdTable {
   const char* name;
 
@@ -28,6 +49,10 @@ struct SimdTable {
   void (*linear)(DType type, const std::byte* weight, int64_t cols, int64_t first, int64_t last,
                  const float* x, int64_t batch, const float* bias, float* out, int64_t out_stride,
                  bool accumulate);
+
+  // The same for weights in blocks, groups [first, last) of eight rows.
+  void (*linear_blocks)(const BlockProduct& product, int64_t first, int64_t last);
+  void (*quantize_activations)(const float* x, int64_t cols, ActivationBlock* out);
 
   void (*to_f32)(DType type, const std::byte* source, float* target, int64_t count);
   void (*from_f32)(DType type, const float* source, std::byte* target, int64_t count);
@@ -66,9 +91,11 @@ struct SimdTable {
 const SimdTable& simd_baseline();
 #if defined(__x86_64__)
 const SimdTable& simd_avx2();
+const SimdTable& simd_avx512_vnni();
 #endif
 
-// The best table for this processor; CLO_SIMD=baseline in the environment forces the plain one.
+// The best table for this processor; CLO_SIMD=baseline or avx2 in the environment forces a plainer
+// one.
 const SimdTable& simd_table();
 
 }  // namespace clo

@@ -12,8 +12,14 @@ const SimdTable& simd_baseline() {
 
 const SimdTable& simd_table() {
   const char* wanted = std::getenv("CLO_SIMD");
-  if (wanted != nullptr && std::string_view(wanted) == "baseline") return simd_baseline();
+  const std::string_view name = wanted == nullptr ? "" : wanted;
+  if (name == "baseline") return simd_baseline();
 #if defined(__x86_64__)
+  if (name != "avx2" && __builtin_cpu_supports("avx512vnni") &&
+      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512cd")) {
+    return simd_avx512_vnni();
+  }
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
       __builtin_cpu_supports("popcnt")) {
     return simd_avx2();

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "reference/simd.h"
+#include "reference/simd_blocks.h"
 #include "reference/simd_vectors.h"
 
 namespace clo {
@@ -540,8 +541,9 @@ void hadamard(float* x, const uint32_t* signs, int width) {
 }
 
 constexpr SimdTable make_table(const char* name) {
-  return SimdTable{name,       linear,       to_f32,     from_f32, attend_rows, score_rows,
-                   score_tile, softmax_tile, value_tile, hamming,  gated_silu,  hadamard};
+  return SimdTable{
+      name,       linear,     linear_blocks, quantize_activations, to_f32,  from_f32,   attend_rows,
+      score_rows, score_tile, softmax_tile,  value_tile,           hamming, gated_silu, hadamard};
 }
 
 }  // namespace

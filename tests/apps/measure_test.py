@@ -193,6 +193,54 @@ class Recall(Case):
                      "--items", "7", "--first-seed", "6", "--licences", "nowhere")
 
 
+class Fidelity(Case):
+    def table(self, *args):
+        text = self.write("text.txt", document(200))
+        output = self.path("out.jsonl")
+        self.succeeds("eval", "fidelity", "-m", self.recall, "--text", text, "--quiet", "-o",
+                      output, *args)
+        with open(output) as file:
+            lines = [json.loads(line) for line in file]
+        self.assertEqual([line["kind"] for line in lines], ["run"] + ["summary"] * (len(lines) - 1))
+        return lines[1:]
+
+    def test_nothing_changes_when_everything_is_attended(self):
+        reference, whole, part, least = self.table(
+            "--context", "1024", "--compared", "200", "--ratios", "1,0.4,0.25",
+            "--persistent-heads", "0")
+        self.assertEqual([reference["perplexity_ratio"], reference["kl_nats"],
+                          reference["next_token_agreement"]], [1, 0, 1])
+        self.assertEqual(reference["tokens"], 200)
+        self.assertLess(whole["kl_nats_max"], 1e-3)
+        self.assertAlmostEqual(whole["mass_kept"], 1, 3)
+        self.assertGreater(whole["bytes_fetched_per_token"], 0)
+        # What is left out costs, and more costs more.
+        self.assertGreater(part["kl_nats"], whole["kl_nats"])
+        self.assertGreater(least["kl_nats"], part["kl_nats"])
+        self.assertLess(least["mass_kept"], part["mass_kept"])
+
+    def test_weights_beside_each_other(self):
+        rows = self.table("--context", "512", "--compared", "128", "--windows", "2", "--presets",
+                          "dense", "--weights-list", "bf16,int8,q4")
+        self.assertEqual([row["weights"] for row in rows], ["bf16", "int8", "q4"])
+        self.assertEqual({row["tokens"] for row in rows}, {256})
+        self.assertEqual(rows[0]["kl_nats"], 0)
+        self.assertLess(0, rows[1]["kl_nats"])
+        self.assertLess(rows[1]["kl_nats"], rows[2]["kl_nats"])
+
+    def test_bad_input(self):
+        text = self.write("short.txt", "a few words")
+        command = ["eval", "fidelity", "-m", self.recall]
+        self.refused(3, ["--text", "need 4096", "tokens"], *command, "--text", text)
+        self.refused(3, ["nowhere.txt"], *command, "--text", "nowhere.txt")
+        self.refused(2, ["--compared"], *command, "--text", text, "--context", "64",
+                     "--compared", "64")
+        self.refused(2, ["--weights-list", "--weights"], *command, "--text", text,
+                     "--weights", "q4", "--weights-list", "q4,int8")
+        self.refused(2, ["--weights", "int3"], *command, "--text", text, "--weights-list", "int3")
+        self.refused(2, ["--context", "32768"], *command, "--text", text, "--context", "40000")
+
+
 class Bench(Case):
     def test_points_are_consistent(self):
         answer = self.succeeds("bench", "decode", "-m", self.recall, "--context", "1024",

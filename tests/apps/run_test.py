@@ -147,6 +147,24 @@ class Answers(Case):
         self.assertIn(FACTS["amber-falcon"], answer["text"])
         self.assertEqual(answer["report"]["row_bytes"], 2 * 64 * 4)
 
+    def test_weights_in_blocks(self):
+        # Four bits are too few for a model as small as this one; eight are not.
+        for answer, value in zip(self.about_the_text("--weights", "int8", "--json").json(),
+                                 FACTS.values()):
+            self.assertIn(value, answer["text"])
+
+    def weight_bytes(self, weights):
+        text = self.succeeds("inspect", "-m", self.recall, "--weights", weights).out
+        number, unit = re.search(r"^  weights +device +([\d.]+) (\S+)", text, re.M).groups()
+        return float(number) * {"KiB": 1, "MiB": 1024}[unit]
+
+    def test_weights_in_blocks_take_less(self):
+        bf16 = self.weight_bytes("bf16")
+        # 8.5 and 5 bits a weight instead of 16; the embedding has 8.5 in both.
+        self.assertAlmostEqual(self.weight_bytes("int8") / bf16, 8.5 / 16, 2)
+        self.assertLess(self.weight_bytes("q4") / bf16, 0.45)
+        self.assertAlmostEqual(self.weight_bytes("f32") / bf16, 2, 1)
+
     def test_full_disk_is_not_an_answer(self):
         with open("/dev/full", "wb") as full:
             run = subprocess.run([program.CLO, "run", "-m", self.recall, "-p", "hello", "--quiet",

@@ -52,6 +52,59 @@ TEST(Gguf, NumbersOfEveryTypeAreTheReferencesBitForBit) {
   EXPECT_EQ(at, expected.size());
 }
 
+// Types that are kept in blocks give the numbers that they stand for: exactly, or (Q4_K) with
+// scales that are rounded to f16; what has no blocks is refused.
+TEST(Gguf, RowsInBlocksAreTheSameNumbers) {
+  const auto file = GgufFile::open(kGolden + "types.gguf");
+  ASSERT_TRUE(file) << file.error().to_string();
+  int taken = 0;
+  for (const auto& [name, tensor] : file->tensors()) {
+    const auto type = static_cast<GgmlType>(tensor.type);
+    const GgmlTypeInfo* info = ggml_type_info(tensor.type);
+    const WeightBlocks blocks = blocks_for(std::span(&type, 1));
+    std::vector<BlockRow> rows(kGroupRows);
+    for (BlockRow& row : rows) {
+      row.resize(256);
+      row.clear();
+    }
+    bool all = blocks != WeightBlocks::kNone;
+    for (size_t r = 0; r < 2 && all; ++r) {
+      const auto at = static_cast<int64_t>(r) * 256 / info->block_elements * info->block_bytes;
+      all = take_block_row(type, blocks, tensor.bytes + at, 256, rows[r]);
+    }
+    const bool expected = type == GgmlType::kQ4_0 || type == GgmlType::kQ4_1 ||
+                          type == GgmlType::kQ4_K || type == GgmlType::kQ8_0;
+    EXPECT_EQ(all, expected) << name;
+    if (!all) continue;
+    ++taken;
+    std::vector<float> numbers(512), found(512);
+    dequantize(type, tensor.bytes, numbers.data(), 512);
+    std::vector<std::byte> packed(
+        static_cast<size_t>(weight_bytes(blocks, DType::kF32, kGroupRows, 256)));
+    pack_rows(blocks, rows.data(), 256, packed.data());
+    for (int64_t r = 0; r < 2; ++r) unpack_row(blocks, packed.data(), 256, r, &found[256 * r]);
+    float largest = 0;
+    for (const float number : numbers) largest = std::max(largest, std::abs(number));
+    for (size_t i = 0; i < 512; ++i) {
+      // A scale and a minimum, each off by at most 2^-11 of itself, of numbers up to twice the
+      // largest; -8 d is exact, and rounds once when it is added.
+      const float bound = type == GgmlType::kQ4_K ? 4 * largest * 0x1p-11f : 0x1p-22f * largest;
+      ASSERT_NEAR(found[i], numbers[i], bound) << name << " " << i;
+    }
+  }
+  EXPECT_EQ(taken, 4);
+}
+
+TEST(Gguf, BlocksOfAMatrixFitAllItsTensors) {
+  using enum GgmlType;
+  const auto of = [](std::vector<GgmlType> types) { return blocks_for(types); };
+  EXPECT_EQ(of({kQ4_0, kQ4_1, kQ4_K}), WeightBlocks::kQ4);
+  EXPECT_EQ(of({kQ4_K, kQ6_K}), WeightBlocks::kInt8);
+  EXPECT_EQ(of({kQ8_0}), WeightBlocks::kInt8);
+  EXPECT_EQ(of({kQ4_0, kF16}), WeightBlocks::kNone);
+  EXPECT_EQ(of({kBF16}), WeightBlocks::kNone);
+}
+
 TEST(Gguf, ReadsMetadataOfEveryKind) {
   const auto file = GgufFile::open(kGolden + "types.gguf");
   ASSERT_TRUE(file) << file.error().to_string();

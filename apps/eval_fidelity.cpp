@@ -1,0 +1,215 @@
+// clo eval fidelity: what a policy or a kind of weights changes in the next token's distribution,
+// on any text.
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "base/try.h"
+#include "base/units.h"
+#include "engine/backend.h"
+#include "engine/memory.h"
+#include "eval/fidelity.h"
+#include "eval_commands.h"
+#include "flags.h"
+#include "io/tensor_files.h"
+#include "policy_lists.h"
+#include "terminal.h"
+#include "text_files.h"
+
+namespace clo::app {
+
+namespace {
+
+struct FidelityFlags {
+  EngineFlags engine;
+  PolicyLists policies;
+  std::vector<std::string> texts;
+  std::string weights, reference = "bf16";
+  int64_t context = 4096, compared = 512, windows = 1;
+  std::string output;
+  bool quiet = false;
+};
+
+double ratio(double part, double whole) { return whole == 0 ? 0 : part / whole; }
+
+nlohmann::json outcome_json(const std::string& name, const std::string& weights,
+                            const PolicyOptions& policy, const FidelityOutcome& o,
+                            const FidelityOutcome& reference) {
+  const KvCounters& c = o.counters;
+  const auto tokens = static_cast<double>(o.tokens);
+  return {
+      {"kind", "summary"},
+      {"suite", "fidelity"},
+      {"policy", name},
+      {"weights", weights},
+      {"flags", describe(policy)},
+      {"tokens", o.tokens},
+      {"perplexity", o.perplexity()},
+      {"perplexity_ratio", ratio(o.perplexity(), reference.perplexity())},
+      {"next_token_agreement", ratio(static_cast<double>(o.agreed), tokens)},
+      {"kl_nats", ratio(o.kl_sum, tokens)},
+      {"kl_nats_max", o.kl_max},
+      {"mass_kept", ratio(c.mass_kept, static_cast<double>(c.mass_samples))},
+      {"hit_rate", c.hit_rate()},
+      {"new_rows_on_a_miss",
+       ratio(static_cast<double>(c.rows_fetched), static_cast<double>(c.rows_requested))},
+      {"share_attended", c.rows_in_context == 0 ? 1
+                                                : ratio(static_cast<double>(c.rows_attended),
+                                                        static_cast<double>(c.rows_in_context))},
+      {"bytes_fetched_per_token", ratio(static_cast<double>(c.rows_fetched * o.row_bytes),
+                                        static_cast<double>(o.decode_steps))}};
+}
+
+void print_row(const nlohmann::json& line) {
+  const auto number = [&](const char* key) { return line.at(key).get<double>(); };
+  std::printf("%-8s %-22s %10.4f %8.4f %6.1f%% %9.5f %6.3f %6.1f%% %6.1f%% %6.1f%% %10s\n",
+              line.at("weights").get<std::string>().c_str(),
+              line.at("policy").get<std::string>().c_str(), number("perplexity"),
+              number("perplexity_ratio"), 100 * number("next_token_agreement"), number("kl_nats"),
+              number("mass_kept"), 100 * number("share_attended"), 100 * number("hit_rate"),
+              100 * number("new_rows_on_a_miss"),
+              format_bytes(static_cast<int64_t>(number("bytes_fetched_per_token"))).c_str());
+  std::fflush(stdout);
+}
+
+Result<int> fidelity(const FidelityFlags& flags) {
+  const auto in_range = [](const char* flag, int64_t value, int64_t low, int64_t high) -> Status {
+    if (value >= low && value <= high) return Ok{};
+    return Error{ErrorCode::kBadFlag,
+                 "expected " + std::to_string(low) + " to " + std::to_string(high) + ", found " +
+                     std::to_string(value),
+                 flag};
+  };
+  CLO_TRY(in_range("--context", flags.context, 2, int64_t{1} << 24));
+  CLO_TRY(in_range("--compared", flags.compared, 1, flags.context - 1));
+  CLO_TRY(in_range("--windows", flags.windows, 1, 1'000'000));
+  if (!flags.weights.empty() && flags.engine.weights != "auto") {
+    return Error{ErrorCode::kBadFlag, "contradict each other: the list says which to run; drop one",
+                 "--weights-list and --weights"};
+  }
+  CLO_ASSIGN(const std::vector<NamedPolicy> policies, flags.policies.resolve());
+  if (!flags.output.empty()) CLO_TRY(check_writable(flags.output));
+  std::string text;
+  for (const std::string& path : flags.texts) {
+    CLO_ASSIGN(const std::string more, read_text(path));
+    text += more;
+  }
+  CLO_ASSIGN(const PolicyOptions dense, preset("dense"));
+  std::vector<PolicyOptions> all = {dense};
+  for (const NamedPolicy& policy : policies) all.push_back(policy.options);
+
+  const auto load = [&](const std::string& weights) -> Result<std::unique_ptr<Engine>> {
+    EngineFlags engine_flags = flags.engine;
+    engine_flags.weights = weights;
+    CLO_ASSIGN(EngineOptions options, engine_flags.resolve());
+    options.max_context_tokens = flags.context;
+    options.max_batch = static_cast<int32_t>(policies.size()) + 1;
+    options.policy = widest(all);
+    return Engine::load(options);
+  };
+  // What the weights become in memory: two names can mean the same.
+  const auto plan_of = [&](const std::string& weights) -> Result<WeightPlan> {
+    EngineFlags engine_flags = flags.engine;
+    engine_flags.weights = weights;
+    CLO_ASSIGN(EngineOptions options, engine_flags.resolve());
+    CLO_ASSIGN(const auto dir, resolve_model_dir(options.model_dir));
+    CLO_ASSIGN(const ModelConfig config, load_model_config(dir));
+    CLO_ASSIGN(const BackendChoice choice, choose_backend(config, options));
+    options.backend = choice.backend;
+    options.dtype = choice.dtype;
+    return weight_plan(config, options, kv_shape(config, options));
+  };
+  CLO_ASSIGN(const WeightPlan reference_plan, plan_of(flags.reference));
+  const std::vector<std::string> kinds = flags.weights.empty()
+                                             ? std::vector<std::string>{flags.engine.weights}
+                                             : split_list(flags.weights);
+  CLO_ASSIGN(const std::unique_ptr<Engine> reference, load(flags.reference));
+  if (flags.context > reference->max_context_tokens()) {
+    return Error{ErrorCode::kBadFlag,
+                 "expected at most " + std::to_string(reference->max_context_tokens()) +
+                     ", the model's limit, found " + std::to_string(flags.context),
+                 "--context"};
+  }
+  CLO_ASSIGN(const std::vector<int32_t> ids, reference->encode(text));
+
+  std::string lines = nlohmann::json{{"kind", "run"},
+                                     {"suite", "fidelity"},
+                                     {"commit", commit_name()},
+                                     {"version", version()},
+                                     {"command", command_line()},
+                                     {"machine", machine_name()},
+                                     {"model", flags.engine.model},
+                                     {"text_tokens", ids.size()},
+                                     {"context", flags.context},
+                                     {"compared", flags.compared},
+                                     {"windows", flags.windows},
+                                     {"reference_weights", flags.reference}}
+                          .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) +
+                      "\n";
+  for (size_t k = 0; k < kinds.size(); ++k) {
+    // One engine at a time beside the reference; the same one where the weights are the same.
+    std::unique_ptr<Engine> own;
+    Engine* engine = reference.get();
+    CLO_ASSIGN(const WeightPlan plan, plan_of(kinds[k]));
+    if (plan != reference_plan) {
+      CLO_ASSIGN(own, load(kinds[k]));
+      engine = own.get();
+    }
+    std::vector<FidelityRun> runs = {{"dense", reference.get(), dense}};
+    for (const NamedPolicy& policy : policies) {
+      const bool same = engine == reference.get() && policy.options.select == Select::kNone;
+      if (!same) runs.push_back({policy.name, engine, policy.options});
+    }
+    ProgressLine progress(!flags.quiet);
+    auto outcomes = run_fidelity(
+        ids, {flags.context, flags.compared, flags.windows}, runs,
+        [&](int64_t done, int64_t total) { progress.items("weights " + kinds[k], done, total); });
+    progress.clear();
+    if (!outcomes) return std::move(outcomes).error();
+    if (k == 0) {
+      std::printf("%-8s %-22s %10s %8s %7s %9s %6s %7s %7s %7s %10s\n", "weights", "policy",
+                  "perplexity", "ratio", "agree", "KL", "mass", "read", "hits", "new",
+                  "bytes/tok");
+    }
+    for (size_t r = 0; r < runs.size(); ++r) {
+      if (r == 0 && k > 0) continue;  // printed already
+      const nlohmann::json line = outcome_json(runs[r].name, r == 0 ? flags.reference : kinds[k],
+                                               runs[r].policy, (*outcomes)[r], outcomes->front());
+      print_row(line);
+      lines += line.dump() + "\n";
+    }
+  }
+  if (!flags.output.empty()) CLO_TRY(write_whole(flags.output, lines));
+  return 0;
+}
+
+}  // namespace
+
+Command add_eval_fidelity(CLI::App& app) {
+  CLI::App* sub = app.add_subcommand(
+      "fidelity", "The next token's distribution at every token of a text, against dense");
+  auto flags = std::make_shared<FidelityFlags>();
+  FidelityFlags& f = *flags;
+  f.engine.add_to(*sub, false);
+  sub->add_option("--text", f.texts, "Text files, one after another")->required();
+  add_value(*sub, "--context", f.context, "Tokens of a window of the text (4096)");
+  add_value(*sub, "--compared", f.compared, "The last ones of a window, which are compared (512)");
+  add_value(*sub, "--windows", f.windows, "Windows, one after another (1)");
+  sub->add_option("--weights-list", f.weights, "Several --weights, such as bf16,int8,q4");
+  sub->add_option("--reference-weights", f.reference, "Weights of the dense reference (bf16)");
+  sub->add_option("-o,--output", f.output, "Write every row as JSON lines");
+  sub->add_flag("--quiet", f.quiet, "No progress line");
+  f.policies.add_to(*sub);
+  sub->footer(
+      "Every token of the text is forced, so nothing is generated. Columns: perplexity and its "
+      "ratio to the reference's;\nhow often the most likely next token is the same; KL(reference "
+      "|| this) in nats; attention mass kept; rows read of\nthose in context; hit rate; share of "
+      "new rows on a miss; bytes fetched per token. With --windows 8 --context 4096\n"
+      "--compared 4095 a text is read from its beginning.");
+  return [flags] { return fidelity(*flags); };
+}
+
+}  // namespace clo::app
