@@ -15,8 +15,7 @@
 #include "engine/memory.h"
 #include "eval/documents.h"
 #include "flags.h"
-#include "io/model_config.h"
-#include "io/tensor_files.h"
+#include "io/model_files.h"
 #include "model/weights.h"
 #include "terminal.h"
 #include "text_files.h"
@@ -174,8 +173,8 @@ Result<int> decode(const DecodeFlags& flags) {
                      std::to_string(context),
                  "--context"};
   }
-  CLO_ASSIGN(const auto dir, resolve_model_dir(options.model_dir));
-  CLO_ASSIGN(const ModelConfig config, load_model_config(dir));
+  CLO_ASSIGN(const ModelFiles model, ModelFiles::find(options.model_dir));
+  CLO_ASSIGN(const ModelConfig config, model.config());
   const KvShape shape = kv_shape(config, options);
   const int64_t weight_bytes = Weights::required_bytes(config, shape.type);
   const int threads = options.threads > 0 ? options.threads : num_processors();

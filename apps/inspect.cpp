@@ -17,6 +17,7 @@
 #include "flags.h"
 #include "io/generation_config.h"
 #include "io/model_config.h"
+#include "io/model_files.h"
 #include "io/tensor_files.h"
 #include "model/weights.h"
 #include "profile/profile_file.h"
@@ -127,15 +128,16 @@ Result<int> inspect(const InspectFlags& flags) {
   }
   options.max_batch = flags.batch;
   CLO_TRY(check_options(options));
-  CLO_ASSIGN(const auto dir, resolve_model_dir(options.model_dir));
-  CLO_ASSIGN(const ModelConfig config, load_model_config(dir));
+  CLO_ASSIGN(const ModelFiles model, ModelFiles::find(options.model_dir));
+  const std::filesystem::path& dir = model.path();
+  CLO_ASSIGN(const ModelConfig config, model.config());
   CLO_TRY(check_context(options, config));
   CLO_ASSIGN(const GenerationConfig generation, load_generation_config(dir, config));
-  CLO_ASSIGN(const TensorFiles files, TensorFiles::open(dir));
+  CLO_ASSIGN(const TensorFiles files, TensorFiles::open(model));
   CLO_TRY(check_tensors(config, files));
   CLO_ASSIGN(const Tokenizer tokenizer, Tokenizer::load(dir));
   CLO_TRY(check_vocabulary(tokenizer, config, dir));
-  CLO_ASSIGN(const auto chat_template, ChatTemplate::load(dir));
+  CLO_ASSIGN(const auto chat_template, ChatTemplate::load(model));
   CLO_ASSIGN(const BackendChoice choice, choose_backend(config, options));
   options.backend = choice.backend;
   options.dtype = choice.dtype;

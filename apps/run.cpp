@@ -10,7 +10,7 @@
 #include "commands.h"
 #include "engine/sampler.h"
 #include "flags.h"
-#include "io/tensor_files.h"
+#include "io/model_files.h"
 #include "terminal.h"
 #include "text_files.h"
 
@@ -197,7 +197,7 @@ Result<int> run(const RunFlags& flags) {
   options.keep_prefixes = flags.questions.size() > 1 || flags.chat;
 
   // Before anybody is asked to type a prompt.
-  CLO_TRY(resolve_model_dir(options.model_dir));
+  CLO_TRY(ModelFiles::find(options.model_dir));
   std::string text;
   if (flags.context_file) {
     CLO_ASSIGN(text, read_text(*flags.context_file));

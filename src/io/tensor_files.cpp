@@ -85,14 +85,16 @@ bool stays_inside(const std::string& name) {
 
 }  // namespace
 
+Result<TensorFiles> TensorFiles::open(const ModelFiles& model) {
+  if (!model.gguf()) return open(model.path());
+  TensorFiles files;
+  CLO_ASSIGN(GgufTensors tensors, GgufTensors::open(model.gguf()));
+  files.paths_ = model.gguf()->files();
+  files.gguf_ = std::make_shared<GgufTensors>(std::move(tensors));
+  return files;
+}
+
 Result<TensorFiles> TensorFiles::open(const fs::path& model_dir) {
-  if (is_gguf(model_dir)) {
-    TensorFiles files;
-    CLO_ASSIGN(GgufTensors tensors, GgufTensors::open(model_dir));
-    files.gguf_ = std::make_shared<GgufTensors>(std::move(tensors));
-    files.paths_.push_back(model_dir);
-    return files;
-  }
   std::error_code fault;
   if (!fs::is_directory(model_dir, fault)) {
     return bad_file(model_dir.string(), "is not a directory; a model directory is expected");

@@ -15,6 +15,7 @@
 
 #include "clo/result.h"
 #include "io/gguf_model.h"
+#include "io/model_files.h"
 #include "io/safetensors.h"
 #include "tensor/view.h"
 
@@ -22,10 +23,11 @@ namespace clo {
 
 class TensorFiles {
  public:
-  // Maps every file and checks every header. model_dir: also a GGUF file.
+  // Maps every file and checks every header.
   // Fails: kBadFile when weights are absent or in another format (with advice), a shard is missing
   // (all are listed), the index does not match its shards, or a file is malformed.
-  static Result<TensorFiles> open(const std::filesystem::path& model_dir);
+  static Result<TensorFiles> open(const ModelFiles& model);
+  static Result<TensorFiles> open(const std::filesystem::path& directory);
 
   // The tensor, or null when it is absent or of a type other than F32, F16 and BF16; see
   // contains(). Requires: a directory.
@@ -57,10 +59,5 @@ class TensorFiles {
   std::map<std::string, size_t> holder_;  // tensor -> index into opened_
   std::shared_ptr<GgufTensors> gguf_;     // instead of all these
 };
-
-// The directory that holds config.json: `path` itself (also a GGUF file, which is a model), or the
-// snapshot of a hub cache folder (models--org--name): the one refs/main names, else the only one.
-// Fails: kBadFile when there is none or several, or `path` is a file (with advice by its ending).
-Result<std::filesystem::path> resolve_model_dir(const std::filesystem::path& path);
 
 }  // namespace clo

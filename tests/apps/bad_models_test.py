@@ -308,6 +308,13 @@ class ModelPaths(Case):
     def test_device(self):
         self.refuse("/dev/null", "model directory")
 
+    def test_gguf_folder(self):
+        os.mkdir(self.path("models"))
+        self.write("models/a-00002-of-00002.gguf", b"GGUF" + bytes(64))
+        self.refuse(self.path("models"), "a-00001-of-00002.gguf", "not the first")
+        self.write("models/b.gguf", b"GGUF" + bytes(64))
+        self.refuse(self.path("models"), "2 GGUF models", "b.gguf")
+
     def test_hub_cache_folder(self):
         snapshot = self.path("models--a--b/snapshots/0123abcd")
         os.makedirs(snapshot)

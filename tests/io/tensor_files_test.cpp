@@ -4,7 +4,7 @@
 
 #include <utility>
 
-#include "model_files.h"
+#include "temp_files.h"
 
 namespace clo {
 namespace {
@@ -160,84 +160,6 @@ TEST(TensorFiles, ReportsATruncatedShard) {
   folder.write("s1.safetensors", whole.substr(0, whole.size() - 5));
   folder.write(kIndex, index_of({{"a", "s1.safetensors"}, {"b", "s1.safetensors"}}));
   expect_refused(TensorFiles::open(folder.path()), kBad, {"s1.safetensors", "truncated"});
-}
-
-// The hub's cache: snapshots/<revision>/<file> is a link into blobs/.
-class HubCache : public testing::Test {
- protected:
-  fs::path cache() const { return folder_.path() / "models--org--name"; }
-  void add_snapshot(const std::string& revision) const {
-    const std::string base = "models--org--name/";
-    folder_.write(base + "blobs/weights", vectors_file({"a"}));
-    folder_.write(base + "blobs/config", "{}");
-    const fs::path snapshot = cache() / "snapshots" / revision;
-    fs::create_directories(snapshot);
-    fs::create_symlink("../../blobs/weights", snapshot / "model.safetensors");
-    fs::create_symlink("../../blobs/config", snapshot / "config.json");
-  }
-  TempFolder folder_;
-};
-
-TEST_F(HubCache, TakesTheSnapshotOfMain) {
-  add_snapshot("aaa");
-  add_snapshot("bbb");
-  folder_.write("models--org--name/refs/main", "bbb\n");
-  const auto directory = resolve_model_dir(cache());
-  ASSERT_TRUE(directory) << directory.error().to_string();
-  EXPECT_EQ(*directory, cache() / "snapshots" / "bbb");
-  const auto files = TensorFiles::open(*directory);
-  ASSERT_TRUE(files) << files.error().to_string();
-  EXPECT_EQ(files->names(), std::vector<std::string>{"a"});
-  EXPECT_EQ(*resolve_model_dir(*directory), *directory);
-}
-
-TEST_F(HubCache, TakesTheOnlySnapshot) {
-  add_snapshot("aaa");
-  const auto directory = resolve_model_dir(cache());
-  ASSERT_TRUE(directory) << directory.error().to_string();
-  EXPECT_EQ(*directory, cache() / "snapshots" / "aaa");
-}
-
-TEST_F(HubCache, RefusesToGuess) {
-  fs::create_directories(cache() / "snapshots");
-  expect_refused(resolve_model_dir(cache()), kBad, {"no snapshot"});
-  add_snapshot("aaa");
-  add_snapshot("bbb");
-  expect_refused(resolve_model_dir(cache()), kBad, {"2 snapshots", "aaa", "bbb"});
-  folder_.write("models--org--name/refs/main", "ccc");
-  expect_refused(resolve_model_dir(cache()), kBad, {"refs/main", "ccc", "not there"});
-  for (const char* reference : {"", "..", "../../etc", "a b"}) {
-    folder_.write("models--org--name/refs/main", reference);
-    expect_refused(resolve_model_dir(cache()), kBad, {"refs/main", "names no revision"});
-  }
-}
-
-TEST_F(HubCache, NamesAnIncompleteDownload) {
-  add_snapshot("aaa");
-  fs::remove(cache() / "blobs" / "weights");
-  expect_refused(TensorFiles::open(cache() / "snapshots" / "aaa"), kBad,
-                 {"model.safetensors", "target does not exist", "download"});
-}
-
-TEST(ResolveModelDir, RefusesFilesWithAdvice) {
-  const TempFolder folder;
-  // A GGUF file is a model by itself.
-  const auto gguf = folder.write("m.gguf", "x");
-  expect_refused(resolve_model_dir(gguf), kBad, {"m.gguf", "not a GGUF file"});
-  const std::filesystem::path types = CLO_SOURCE_DIR "/tests/golden/gguf/types.gguf";
-  ASSERT_TRUE(resolve_model_dir(types));
-  EXPECT_EQ(resolve_model_dir(types).value(), types);
-  expect_refused(TensorFiles::open(gguf), kBad, {"m.gguf", "not a GGUF file"});
-  expect_refused(load_model_config(gguf), kBad, {"m.gguf", "not a GGUF file"});
-  expect_refused(resolve_model_dir(folder.write("pytorch_model.bin", "x")), kBad,
-                 {"pytorch_model.bin", "pickle"});
-  expect_refused(resolve_model_dir(folder.write("model.safetensors", "x")), kBad,
-                 {"model.safetensors", "directory", folder.path().string()});
-  expect_refused(resolve_model_dir(folder.write("notes.txt", "x")), kBad,
-                 {"notes.txt", "is a file"});
-  expect_refused(resolve_model_dir(folder.path() / "absent"), kBad, {"absent", "does not exist"});
-  expect_refused(resolve_model_dir(folder.path()), kBad, {"no config.json"});
-  expect_refused(resolve_model_dir("/dev/null"), kBad, {"/dev/null", "model directory"});
 }
 
 }  // namespace
