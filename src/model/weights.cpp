@@ -105,6 +105,8 @@ struct Maker {
   }
 };
 
+constexpr const char* kHead = "lm_head.weight";
+
 struct Sizes {
   int64_t q, kv, hidden, inner;
 };
@@ -120,7 +122,7 @@ std::vector<std::pair<std::string, Shape>> expected_tensors(const ModelConfig& c
   const Sizes s = sizes_of(c);
   std::vector<std::pair<std::string, Shape>> list = {
       {"model.embed_tokens.weight", {c.vocab_size, s.hidden}}, {"model.norm.weight", {s.hidden}}};
-  if (!c.tie_word_embeddings) list.push_back({"lm_head.weight", {c.vocab_size, s.hidden}});
+  if (!c.tie_word_embeddings) list.push_back({kHead, {c.vocab_size, s.hidden}});
   for (int64_t l = 0; l < c.num_layers; ++l) {
     const std::string layer = "model.layers." + std::to_string(l) + ".";
     const auto linear = [&](const std::string& name, int64_t rows, int64_t cols, bool bias) {
@@ -142,6 +144,22 @@ std::vector<std::pair<std::string, Shape>> expected_tensors(const ModelConfig& c
     }
   }
   return list;
+}
+
+Status check_tensors(const ModelConfig& config, const TensorFiles& files) {
+  for (const auto& [name, shape] : expected_tensors(config)) {
+    Status found = files.check(name, shape);
+    if (!found && name == kHead && found.error().code == ErrorCode::kBadFile &&
+        !files.contains(name)) {
+      Error error = std::move(found).error();
+      error.message +=
+          "; config.json says that the head is not the embedding: if it is, set "
+          "\"tie_word_embeddings\" to true there, if not, download all weights";
+      return error;
+    }
+    CLO_TRY(std::move(found));
+  }
+  return Ok{};
 }
 
 int64_t Weights::required_bytes(const ModelConfig& c, DType type) {
@@ -184,7 +202,7 @@ Status Weights::take_all(Source& source) {
   CLO_ASSIGN(embedding_, source.matrix({{"model.embed_tokens.weight", c.vocab_size}}, s.hidden));
   head_ = embedding_;
   if (!c.tie_word_embeddings) {
-    CLO_ASSIGN(head_, source.matrix({{"lm_head.weight", c.vocab_size}}, s.hidden));
+    CLO_ASSIGN(head_, source.matrix({{kHead, c.vocab_size}}, s.hidden));
   }
   CLO_ASSIGN(final_norm_, source.vector({{"model.norm.weight", s.hidden}}));
   for (int64_t l = 0; l < c.num_layers; ++l) {
@@ -227,6 +245,7 @@ Status Weights::take_all(Source& source) {
 Result<Weights> Weights::load(const ModelConfig& config, const TensorFiles& files, DType type,
                               Arena& arena, const WeightUpload& upload) {
   CLO_CHECK(type != DType::kF16);
+  CLO_TRY(check_tensors(config, files));  // before gigabytes are copied
   const int64_t before = arena.used_bytes();
   Weights w(config, type);
   Loader loader(files, type, arena, upload);

@@ -39,6 +39,10 @@ inline void copy_weights(std::byte* target, const void* source, int64_t num_byte
 // Every tensor that a model of this config must have, with its shape.
 std::vector<std::pair<std::string, Shape>> expected_tensors(const ModelConfig& config);
 
+// Whether the files hold every one of them. Fails: as TensorFiles::check(), with advice where only
+// the head is missing.
+Status check_tensors(const ModelConfig& config, const TensorFiles& files);
+
 class Weights {
  public:
   // Bytes that load() will take from the arena with matrices of `type`.
