@@ -16,8 +16,7 @@
 #include "engine/memory.h"
 #include "eval/documents.h"
 #include "flags.h"
-#include "io/model_config.h"
-#include "io/tensor_files.h"
+#include "io/model_files.h"
 #include "model/weights.h"
 #include "terminal.h"
 #include "text_files.h"
@@ -175,8 +174,8 @@ Result<int> decode(const DecodeFlags& flags) {
                      std::to_string(context),
                  "--context"};
   }
-  CLO_ASSIGN(const auto dir, resolve_model_dir(options.model_dir));
-  CLO_ASSIGN(const ModelConfig config, load_model_config(dir));
+  CLO_ASSIGN(const ModelFiles model, ModelFiles::find(options.model_dir));
+  CLO_ASSIGN(const ModelConfig config, model.config());
   CLO_ASSIGN(const BackendChoice choice, choose_backend(config, options));
   EngineOptions chosen = options;
   chosen.backend = choice.backend;

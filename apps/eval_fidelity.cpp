@@ -14,7 +14,7 @@
 #include "eval/fidelity.h"
 #include "eval_commands.h"
 #include "flags.h"
-#include "io/tensor_files.h"
+#include "io/model_files.h"
 #include "policy_lists.h"
 #include "terminal.h"
 #include "text_files.h"
@@ -115,8 +115,8 @@ Result<int> fidelity(const FidelityFlags& flags) {
     EngineFlags engine_flags = flags.engine;
     engine_flags.weights = weights;
     CLO_ASSIGN(EngineOptions options, engine_flags.resolve());
-    CLO_ASSIGN(const auto dir, resolve_model_dir(options.model_dir));
-    CLO_ASSIGN(const ModelConfig config, load_model_config(dir));
+    CLO_ASSIGN(const ModelFiles model, ModelFiles::find(options.model_dir));
+    CLO_ASSIGN(const ModelConfig config, model.config());
     CLO_ASSIGN(const BackendChoice choice, choose_backend(config, options));
     options.backend = choice.backend;
     options.dtype = choice.dtype;
@@ -171,8 +171,7 @@ Result<int> fidelity(const FidelityFlags& flags) {
     if (!outcomes) return std::move(outcomes).error();
     if (k == 0) {
       std::printf("%-8s %-22s %10s %8s %7s %9s %6s %7s %7s %7s %10s\n", "weights", "policy",
-                  "perplexity", "ratio", "agree", "KL", "mass", "read", "hits", "new",
-                  "bytes/tok");
+                  "perplexity", "ratio", "agree", "KL", "mass", "read", "hits", "new", "bytes/tok");
     }
     for (size_t r = 0; r < runs.size(); ++r) {
       if (r == 0 && k > 0) continue;  // printed already

@@ -17,6 +17,8 @@
 #include "flags.h"
 #include "io/generation_config.h"
 #include "io/model_config.h"
+#include "io/model_files.h"
+#include "io/refusal.h"
 #include "io/tensor_files.h"
 #include "model/weights.h"
 #include "profile/profile_file.h"
@@ -45,30 +47,24 @@ std::string ids_text(const std::vector<int32_t>& ids) {
   return text.empty() ? "none" : text;
 }
 
-Status check_tensors(const ModelConfig& config, const TensorFiles& files) {
-  for (const auto& [name, shape] : expected_tensors(config)) CLO_TRY(files.check(name, shape));
-  return Ok{};
-}
-
 // Accounts for every tensor and names what the model does not use.
 void print_tensors(const ModelConfig& config, const TensorFiles& files) {
   std::set<std::string> expected;
   for (const auto& [name, shape] : expected_tensors(config)) expected.insert(name);
   std::vector<std::string> unused;
   for (const std::string& name : files.names()) {
-    if (!expected.contains(name)) unused.push_back(name);
+    if (!expected.contains(name)) unused.push_back(in_quotes(name));
   }
   line("tensors", std::to_string(expected.size()) + " of " + std::to_string(expected.size()) +
                       " found in " + std::to_string(files.files().size()) +
                       (files.files().size() == 1 ? " file, " : " files, ") +
                       format_bytes(files.total_bytes()));
   if (!unused.empty()) {
-    std::string names;
-    for (size_t i = 0; i < std::min<size_t>(unused.size(), 3); ++i) {
-      names += (i ? ", " : " (") + unused[i];
-    }
-    line("not used", std::to_string(unused.size()) + names + (unused.size() > 3 ? ", ...)" : ")"));
+    line("not used", std::to_string(unused.size()) + " (" + listed(unused, 3) + ")");
   }
+  std::vector<std::string> others;
+  for (const std::string& name : files.files_not_read()) others.push_back(in_quotes(name));
+  if (!others.empty()) line("files not read", listed(others, 3));
 }
 
 std::string describe_profile(const std::string& path, const HeadProfile& profile) {
@@ -127,15 +123,16 @@ Result<int> inspect(const InspectFlags& flags) {
   }
   options.max_batch = flags.batch;
   CLO_TRY(check_options(options));
-  CLO_ASSIGN(const auto dir, resolve_model_dir(options.model_dir));
-  CLO_ASSIGN(const ModelConfig config, load_model_config(dir));
+  CLO_ASSIGN(const ModelFiles model, ModelFiles::find(options.model_dir));
+  const std::filesystem::path& dir = model.path();
+  CLO_ASSIGN(const ModelConfig config, model.config());
   CLO_TRY(check_context(options, config));
   CLO_ASSIGN(const GenerationConfig generation, load_generation_config(dir, config));
-  CLO_ASSIGN(const TensorFiles files, TensorFiles::open(dir));
+  CLO_ASSIGN(const TensorFiles files, TensorFiles::open(model));
   CLO_TRY(check_tensors(config, files));
   CLO_ASSIGN(const Tokenizer tokenizer, Tokenizer::load(dir));
   CLO_TRY(check_vocabulary(tokenizer, config, dir));
-  CLO_ASSIGN(const auto chat_template, ChatTemplate::load(dir));
+  CLO_ASSIGN(const auto chat_template, ChatTemplate::load(model));
   CLO_ASSIGN(const BackendChoice choice, choose_backend(config, options));
   options.backend = choice.backend;
   options.dtype = choice.dtype;

@@ -7,10 +7,11 @@
 
 #include "base/try.h"
 #include "base/utf8.h"
+#include "chat.h"
 #include "commands.h"
 #include "engine/sampler.h"
 #include "flags.h"
-#include "io/tensor_files.h"
+#include "io/model_files.h"
 #include "terminal.h"
 #include "text_files.h"
 
@@ -153,36 +154,6 @@ class Runner {
     return response;
   }
 
-  Result<int> converse() {
-    std::vector<Message> messages;
-    if (flags_.system) messages.push_back({"system", *flags_.system});
-    const bool prompt = stderr_is_terminal() && !flags_.quiet;
-    if (prompt) std::cerr << "Type a message; ctrl-C stops an answer, ctrl-D ends.\n";
-    while (true) {
-      if (prompt) std::cerr << "> " << std::flush;
-      std::string line;
-      if (!read_line(line)) return 0;
-      if (find_invalid_utf8(line) != line.size()) {
-        std::cerr << "clo: the line is not valid UTF-8; it was not sent\n";
-        continue;
-      }
-      if (line.ends_with('\r')) line.pop_back();
-      if (line.empty()) continue;
-      messages.push_back({"user", line});
-      Request request;
-      request.messages = messages;
-      auto response = ask(std::move(request), "");
-      if (!response) {
-        if (response.error().code != ErrorCode::kTooLong) return std::move(response).error();
-        std::cerr << "clo: " << response.error().to_string() << '\n';
-        messages.pop_back();
-        continue;
-      }
-      messages.push_back({"assistant", response->text});
-      clear_interrupt();
-    }
-  }
-
  private:
   const RunFlags& flags_;
   Engine& engine_;
@@ -197,7 +168,7 @@ Result<int> run(const RunFlags& flags) {
   options.keep_prefixes = flags.questions.size() > 1 || flags.chat;
 
   // Before anybody is asked to type a prompt.
-  CLO_TRY(resolve_model_dir(options.model_dir));
+  CLO_TRY(ModelFiles::find(options.model_dir));
   std::string text;
   if (flags.context_file) {
     CLO_ASSIGN(text, read_text(*flags.context_file));
@@ -223,7 +194,11 @@ Result<int> run(const RunFlags& flags) {
   }
   catch_interrupts();
   Runner runner(flags, *engine, raw);
-  if (flags.chat) return runner.converse();
+  if (flags.chat) {
+    Chat chat(*engine, flags.system, flags.quiet,
+              [&](Request request) { return runner.ask(std::move(request), ""); });
+    return chat.run();
+  }
 
   std::vector<std::string> questions = flags.questions;
   if (questions.empty()) questions.emplace_back();
@@ -264,7 +239,8 @@ Command add_run(CLI::App& app) {
       ->group(group)
       ->allow_extra_args(false);
   app.add_option("--system", f.system, "System message")->group(group);
-  app.add_flag("--chat", f.chat, "A conversation, line by line")->group(group);
+  app.add_flag("--chat", f.chat, "A conversation, line by line; /help lists its commands")
+      ->group(group);
   app.add_flag("--raw", f.raw, "Do not apply the model's chat template")->group(group);
 
   const std::string answer =

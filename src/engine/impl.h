@@ -20,6 +20,7 @@
 #include "engine/sampler.h"
 #include "io/generation_config.h"
 #include "io/model_config.h"
+#include "io/model_files.h"
 #include "kv/memory_plan.h"
 #include "model/transformer.h"
 #include "reference/cpu_ops.h"
@@ -99,7 +100,7 @@ struct Engine::Impl {
   std::map<RequestId, Response> finished;
 
   // load.cpp
-  Status build(const std::filesystem::path& model_dir);
+  Status build(const ModelFiles& model);
   Status build_memory(const TensorFiles& files);
   Status take_device_memory();
   Status make_host_store();

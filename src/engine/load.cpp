@@ -12,7 +12,7 @@
 #include "engine/checks.h"
 #include "engine/impl.h"
 #include "engine/memory.h"
-#include "io/gguf_model.h"
+#include "io/model_files.h"
 #include "kv/memory_plan.h"
 #include "profile/profile_file.h"
 #include "text/gguf_tokenizer.h"
@@ -33,12 +33,12 @@ std::string store_identity(const std::filesystem::path& dir, const ModelConfig& 
 
 Result<std::unique_ptr<Engine>> Engine::load(const EngineOptions& options) {
   CLO_TRY(check_options(options));
-  CLO_ASSIGN(const std::filesystem::path dir, resolve_model_dir(options.model_dir));
-  CLO_ASSIGN(ModelConfig config, load_model_config(dir));
+  CLO_ASSIGN(const ModelFiles model, ModelFiles::find(options.model_dir));
+  CLO_ASSIGN(ModelConfig config, model.config());
   CLO_TRY(check_context(options, config));
   auto impl = std::make_unique<Impl>(options, std::move(config));
   try {
-    CLO_TRY(impl->build(dir));
+    CLO_TRY(impl->build(model));
   } catch (const std::runtime_error& error) {
     // What a device call throws; see device/cuda_error.h.
     return Error{ErrorCode::kDeviceFault, error.what(), "--backend"};
@@ -46,18 +46,16 @@ Result<std::unique_ptr<Engine>> Engine::load(const EngineOptions& options) {
   return std::unique_ptr<Engine>(new Engine(std::move(impl)));
 }
 
-Status Engine::Impl::build(const std::filesystem::path& dir) {
-  bool has_tokenizer = std::filesystem::exists(dir / "tokenizer.json");
-  if (is_gguf(dir)) {
-    CLO_ASSIGN(const GgufFile file, GgufFile::open(dir));
-    has_tokenizer = gguf_has_tokenizer(file);
-  }
+Status Engine::Impl::build(const ModelFiles& model) {
+  const std::filesystem::path& dir = model.path();
+  const bool has_tokenizer = model.gguf() ? gguf_has_tokenizer(*model.gguf())
+                                          : std::filesystem::exists(dir / "tokenizer.json");
   if (options.require_tokenizer || has_tokenizer) {
     CLO_ASSIGN(tokenizer, Tokenizer::load(dir));
   }
-  CLO_ASSIGN(chat_template, ChatTemplate::load(dir));
+  CLO_ASSIGN(chat_template, ChatTemplate::load(model));
   CLO_ASSIGN(generation, load_generation_config(dir, config));
-  CLO_ASSIGN(const TensorFiles files, TensorFiles::open(dir));
+  CLO_ASSIGN(const TensorFiles files, TensorFiles::open(model));
 
   CLO_ASSIGN(const BackendChoice choice, choose_backend(config, options));
   options.backend = choice.backend;

@@ -59,17 +59,18 @@ class Reader {
   int64_t position() const { return position_; }
   int64_t left() const { return std::ssize(bytes_) - position_; }
 
-  // `what` names the field in messages.
+  // `what` names the field in messages, `part` what is read of it: joined only where that is said,
+  // as vocabularies have many texts.
   template <typename T>
-  Result<T> value(const std::string& what) {
-    if (left() < static_cast<int64_t>(sizeof(T))) return ends_in(what);
+  Result<T> value(const std::string& what, std::string_view part = "") {
+    if (left() < static_cast<int64_t>(sizeof(T))) return ends_in(std::string(part) + what);
     T result{};
     std::memcpy(&result, bytes_.data() + position_, sizeof result);
     position_ += static_cast<int64_t>(sizeof result);
     return result;
   }
   Result<std::string> text(const std::string& what) {
-    CLO_ASSIGN(const uint64_t length, value<uint64_t>("length of " + what));
+    CLO_ASSIGN(const uint64_t length, value<uint64_t>(what, "length of "));
     if (length > static_cast<uint64_t>(left())) {
       return bad_file(where_, what + " is said to be " + std::to_string(length) + " bytes long, " +
                                   std::to_string(left()) +
@@ -239,13 +240,6 @@ int64_t GgufTensor::num_elements() const {
   int64_t count = 1;
   for (const int64_t extent : shape) count *= extent;
   return count;
-}
-
-Result<GgufFile> GgufFile::open(const std::filesystem::path& path) {
-  CLO_ASSIGN(MappedFile file, MappedFile::open(path));
-  CLO_ASSIGN(GgufFile parsed, parse(file.bytes(), path.string()));
-  parsed.file_ = std::move(file);
-  return parsed;
 }
 
 Result<GgufFile> GgufFile::parse(std::span<const std::byte> bytes, std::string where) {

@@ -1,5 +1,7 @@
 #pragma once
-// GgufFile: metadata and tensors of one .gguf file, versions 2 and 3, as views into its bytes.
+// GgufFile: metadata and tensors of a .gguf file, versions 2 and 3, as views into its bytes. A
+// model that is split into NAME-00001-of-00003.gguf and so on is one GgufFile: the metadata of the
+// first part, the tensors of all.
 //
 // Format (ggml): magic "GGUF", u32 version, u64 tensor count, u64 metadata count; metadata: key,
 // u32 value type, value; tensors: name, u32 number of dimensions, u64 each (fastest first), u32
@@ -12,7 +14,6 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
-#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -37,16 +38,18 @@ struct GgufTensor {
   Shape shape;                       // outermost first, as everywhere in this program
   const std::byte* bytes = nullptr;  // null where the type is not read
   int64_t num_bytes = 0;             // likewise 0
+  size_t part = 0;                   // index into GgufFile::files()
 
   int64_t num_elements() const;
 };
 
 class GgufFile {
  public:
-  // Maps and checks a file. Fails: kBadFile, naming the field or tensor; kUnsupported for another
-  // version or byte order.
+  // Maps and checks a file; of a split model the first part, from which the others are found.
+  // Fails: kBadFile, naming the field or tensor, the parts that are missing, or the part that is of
+  // another set; kUnsupported for another version or byte order.
   static Result<GgufFile> open(const std::filesystem::path& path);
-  // The same for bytes in memory; `where` names them in messages.
+  // The same for the bytes of one file in memory; `where` names them in messages.
   // Requires: `bytes` outlive the result, which points into them. Fails: as open().
   static Result<GgufFile> parse(std::span<const std::byte> bytes, std::string where);
 
@@ -55,6 +58,9 @@ class GgufFile {
   const std::map<std::string, GgufTensor>& tensors() const { return tensors_; }
   int64_t data_bytes() const { return data_bytes_; }
   const std::string& where() const { return where_; }
+  // The file that holds a tensor of this object.
+  std::string where(const GgufTensor& tensor) const;
+  std::vector<std::filesystem::path> files() const;  // the parts in order; none for parsed bytes
 
   // The value under a key. Fails: kBadFile when it is absent or of another kind.
   Result<std::string> text(const std::string& key) const;
@@ -63,10 +69,13 @@ class GgufFile {
 
  private:
   GgufFile() = default;
+  static Result<GgufFile> open_one(const std::filesystem::path& path);
+  // Adds the tensors of another part. Fails: kBadFile for a tensor that is there already.
+  Status take_in(GgufFile part);
   Error missing(const std::string& key, std::string_view kind) const;
 
   std::string where_;
-  std::optional<MappedFile> file_;
+  std::vector<MappedFile> files_;
   uint32_t version_ = 0;
   std::map<std::string, GgufValue> metadata_;
   std::map<std::string, GgufTensor> tensors_;

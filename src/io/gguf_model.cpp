@@ -94,14 +94,6 @@ class ConfigReader {
   }
 
   Status refuse_features() {
-    if (has("split.count")) {
-      CLO_ASSIGN(const int64_t parts, file_.integer("split.count"));
-      if (parts > 1) {
-        return unsupported(file_.where(), "is one of " + std::to_string(parts) +
-                                              " parts of a model; parts are not read, merge them "
-                                              "into one file (llama-gguf-split --merge)");
-      }
-    }
     for (const auto& [name, what] :
          {std::pair{"expert_count", "a mixture of experts"},
           std::pair{"attention.sliding_window", "attention in a sliding window"}}) {
@@ -322,14 +314,13 @@ Result<ModelConfig> gguf_model_config(const GgufFile& file) {
   return ConfigReader(file, std::move(architecture)).read();
 }
 
-Result<GgufTensors> GgufTensors::open(const std::filesystem::path& path) {
-  CLO_ASSIGN(GgufFile file, GgufFile::open(path));
+Result<GgufTensors> GgufTensors::open(std::shared_ptr<const GgufFile> file) {
   GgufTensors tensors;
-  CLO_ASSIGN(tensors.config_, gguf_model_config(file));
-  for (const auto& [name, tensor] : file.tensors()) {
+  CLO_ASSIGN(tensors.config_, gguf_model_config(*file));
+  for (const auto& [name, tensor] : file->tensors()) {
     if (name != kRopeFactors) tensors.names_[our_name(name)] = name;
   }
-  tensors.file_ = std::make_shared<const GgufFile>(std::move(file));
+  tensors.file_ = std::move(file);
   return tensors;
 }
 
@@ -349,13 +340,15 @@ Status GgufTensors::check(const std::string& name, std::span<const int64_t> shap
   const GgufTensor& tensor = file_->tensors().at(found->second);
   const std::string what = "tensor " + in_quotes(found->second);
   if (tensor.bytes == nullptr) {
-    return unsupported(file_->where(), what + " has type " + ggml_type_name(tensor.type) +
-                                           ", which is not read; use another quantisation of the "
-                                           "model");
+    return unsupported(file_->where(tensor),
+                       what + " has type " + ggml_type_name(tensor.type) +
+                           ", which is not read; use another quantisation of the "
+                           "model");
   }
   if (!std::equal(shape.begin(), shape.end(), tensor.shape.begin(), tensor.shape.end())) {
-    return bad_file(file_->where(), what + " has shape " + shape_text(tensor.shape) +
-                                        ", expected " + shape_text(shape) + " from the metadata");
+    return bad_file(file_->where(tensor), what + " has shape " + shape_text(tensor.shape) +
+                                              ", expected " + shape_text(shape) +
+                                              " from the metadata");
   }
   return Ok{};
 }

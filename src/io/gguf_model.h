@@ -24,8 +24,8 @@ Result<ModelConfig> gguf_model_config(const GgufFile& file);
 
 class GgufTensors {
  public:
-  // Fails: as GgufFile::open and gguf_model_config.
-  static Result<GgufTensors> open(const std::filesystem::path& path);
+  // Fails: as gguf_model_config.
+  static Result<GgufTensors> open(std::shared_ptr<const GgufFile> file);
 
   bool contains(const std::string& name) const { return names_.contains(name); }
   // Hugging Face names; a tensor that has none keeps its own. Without rope_freqs.weight, which the

@@ -1,12 +1,14 @@
 #include "io/tensor_files.h"
 
 #include <algorithm>
+#include <array>
 #include <set>
 #include <system_error>
 #include <utility>
 
 #include "base/try.h"
 #include "io/json_object.h"
+#include "io/part_name.h"
 #include "io/refusal.h"
 
 namespace clo {
@@ -17,8 +19,13 @@ namespace {
 
 constexpr const char* kSingleFile = "model.safetensors";
 constexpr const char* kIndexFile = "model.safetensors.index.json";
+constexpr const char* kEnding = ".safetensors";
+constexpr std::array<std::string_view, 5> kWeightEndings = {".safetensors", ".bin", ".pt", ".pth",
+                                                            ".gguf"};
 constexpr int64_t kMaxIndexBytes = int64_t{256} << 20;  // a million tensors with long names
 constexpr size_t kMaxListed = 40;
+constexpr const char* kIndexAdvice =
+    "download the index and the shards of one version, or remove the index if the shards are whole";
 
 // Whether the directory has an entry of this name; a broken link counts, so that opening it can
 // say what is wrong.
@@ -51,16 +58,10 @@ std::string conversion_advice() {
          "download the safetensors version";
 }
 
-// Why a directory without model.safetensors and without an index cannot be read.
+// Why a directory without safetensors files cannot be read.
 Error no_weights(const fs::path& directory) {
   const std::vector<std::string> names = file_names(directory);
   const std::string where = directory.string();
-  if (const auto found = ending_with(names, ".safetensors"); !found.empty()) {
-    return bad_file(where, "holds " + listed(found, kMaxListed) + " but neither " + kSingleFile +
-                               " nor " + kIndexFile +
-                               (found.size() > 1 ? ": download the index too"
-                                                 : ": if that file is the whole model, rename it"));
-  }
   for (const char* ending : {".bin", ".pt", ".pth"}) {
     if (const auto found = ending_with(names, ending); !found.empty()) {
       return bad_file(where, "holds PyTorch pickles only (" + listed(found, kMaxListed) +
@@ -69,7 +70,9 @@ Error no_weights(const fs::path& directory) {
   }
   if (const auto found = ending_with(names, ".gguf"); !found.empty()) {
     return bad_file(where, "holds GGUF files only (" + listed(found, kMaxListed) + "), expected " +
-                               kSingleFile + ": download the safetensors version");
+                               kSingleFile +
+                               ": give the GGUF file itself as the model, or download the "
+                               "safetensors version");
   }
   return bad_file(where,
                   std::string("holds no weights: expected ") + kSingleFile + " or " + kIndexFile);
@@ -83,23 +86,60 @@ bool stays_inside(const std::string& name) {
   return std::none_of(path.begin(), path.end(), [](const fs::path& part) { return part == ".."; });
 }
 
+// Files that are numbered as parts of a set must be there to the last: without an index nothing
+// else tells a download that is half done from a model.
+Status check_complete(const fs::path& directory, const std::vector<std::string>& names) {
+  const std::set<std::string> present(names.begin(), names.end());
+  std::set<std::string> sets;  // by their first parts: each is looked through once
+  std::vector<std::string> missing;
+  for (const std::string& name : names) {
+    const auto part = part_name(name, kEnding);
+    if (!part || !sets.insert(part->of(1)).second) continue;
+    for (int64_t number = 1; number <= part->count; ++number) {
+      if (!present.contains(part->of(number))) missing.push_back(in_quotes(part->of(number)));
+    }
+  }
+  if (missing.empty()) return Ok{};
+  return bad_file(directory.string(), "lacks " + std::to_string(missing.size()) +
+                                          (missing.size() == 1 ? " shard" : " shards") +
+                                          " of the model: " + listed(missing, kMaxListed) +
+                                          "; download " + (missing.size() == 1 ? "it" : "them"));
+}
+
+// The way in which a checkpoint without a tensor, or with one of another type, keeps it instead:
+// by the names of the tensors beside it. Empty when it looks like none of these.
+std::string quantisation_of(const std::string& name, const std::string& type,
+                            const std::map<std::string, size_t>& names) {
+  const std::string stem = name.substr(0, name.rfind('.'));
+  const auto beside = [&](const char* ending) { return names.contains(stem + ending); };
+  if (beside(".qweight")) return beside(".g_idx") ? "GPTQ" : "AWQ or GPTQ";
+  if (beside(".weight_packed")) return "compressed-tensors";
+  if (beside(".weight.absmax") || beside(".SCB")) return "bitsandbytes";
+  if (type.starts_with("F8_")) return "fp8";
+  return "";
+}
+
 }  // namespace
 
+Result<TensorFiles> TensorFiles::open(const ModelFiles& model) {
+  if (!model.gguf()) return open(model.path());
+  TensorFiles files;
+  CLO_ASSIGN(GgufTensors tensors, GgufTensors::open(model.gguf()));
+  files.paths_ = model.gguf()->files();
+  files.gguf_ = std::make_shared<GgufTensors>(std::move(tensors));
+  return files;
+}
+
 Result<TensorFiles> TensorFiles::open(const fs::path& model_dir) {
-  if (is_gguf(model_dir)) {
-    TensorFiles files;
-    CLO_ASSIGN(GgufTensors tensors, GgufTensors::open(model_dir));
-    files.gguf_ = std::make_shared<GgufTensors>(std::move(tensors));
-    files.paths_.push_back(model_dir);
-    return files;
-  }
   std::error_code fault;
   if (!fs::is_directory(model_dir, fault)) {
     return bad_file(model_dir.string(), "is not a directory; a model directory is expected");
   }
   if (has_entry(model_dir / kSingleFile)) return open_single(model_dir);
   if (has_entry(model_dir / kIndexFile)) return open_sharded(model_dir);
-  return no_weights(model_dir);
+  const std::vector<std::string> names = ending_with(file_names(model_dir), kEnding);
+  if (names.empty()) return no_weights(model_dir);
+  return open_all(model_dir, names);
 }
 
 Result<TensorFiles> TensorFiles::open_single(const fs::path& model_dir) {
@@ -148,11 +188,24 @@ Result<TensorFiles> TensorFiles::open_sharded(const fs::path& model_dir) {
     const auto found = files.holder_.find(name);
     if (found == files.holder_.end() || files.paths_[found->second] != model_dir / shard) {
       return bad_file(where, "is stale: it puts tensor " + in_quotes(name) + " into " +
-                                 in_quotes(shard) +
-                                 ", which does not hold it; download the index and "
-                                 "the shards of one version");
+                                 in_quotes(shard) + ", which does not hold it; " + kIndexAdvice);
     }
   }
+  for (const auto& [name, position] : files.holder_) {
+    if (shard_of.contains(name)) continue;
+    return bad_file(where, "is stale: it does not name tensor " + in_quotes(name) + ", which " +
+                               in_quotes(files.paths_[position].filename().string()) + " holds; " +
+                               kIndexAdvice);
+  }
+  return files;
+}
+
+Result<TensorFiles> TensorFiles::open_all(const fs::path& model_dir,
+                                          const std::vector<std::string>& names) {
+  CLO_TRY(check_complete(model_dir, names));
+  TensorFiles files;
+  files.directory_ = model_dir;
+  for (const std::string& name : names) CLO_TRY(files.add(model_dir / name));
   return files;
 }
 
@@ -164,7 +217,8 @@ Status TensorFiles::add(const fs::path& path) {
     if (!is_new) {
       return bad_file(path.string(), "holds tensor " + in_quotes(name) + ", which is also in " +
                                          paths_[held->second].string() +
-                                         ": the shards are not of one version");
+                                         ": the shards are not of one version; keep those of one, "
+                                         "with their index");
     }
     return Ok{};
   };
@@ -197,6 +251,17 @@ Result<TensorView> TensorFiles::require(const std::string& name,
 Status TensorFiles::check(const std::string& name, std::span<const int64_t> shape) const {
   if (gguf_) return gguf_->check(name, shape);
   const auto held = holder_.find(name);
+  const TensorView* view = find(name);
+  if (!view) {
+    std::string type;
+    if (held != holder_.end()) type = opened_[held->second].unsupported_tensors().at(name);
+    if (const std::string method = quantisation_of(name, type, holder_); !method.empty()) {
+      return unsupported(directory_.string(),
+                         "tensor " + in_quotes(name) + " is quantised (" + method +
+                             "): safetensors must be F32, F16 or BF16, so use the unquantised "
+                             "version of the model, or a GGUF file of it");
+    }
+  }
   if (held == holder_.end()) {
     return bad_file(directory_.string(), "tensor " + in_quotes(name) + " of shape " +
                                              shape_text(shape) + " is missing from the weights (" +
@@ -204,7 +269,6 @@ Status TensorFiles::check(const std::string& name, std::span<const int64_t> shap
                                              " tensors were found)");
   }
   const std::string where = paths_[held->second].string();
-  const TensorView* view = find(name);
   if (!view) {
     const std::string& type = opened_[held->second].unsupported_tensors().at(name);
     return unsupported(where, "tensor " + in_quotes(name) + " has type " + in_quotes(type) +
@@ -229,6 +293,20 @@ std::vector<std::string> TensorFiles::names() const {
   std::vector<std::string> all;
   for (const auto& [name, position] : holder_) all.push_back(name);
   return all;
+}
+
+std::vector<std::string> TensorFiles::files_not_read() const {
+  std::vector<std::string> found;
+  if (gguf_) return found;
+  std::set<std::string> read;
+  for (const fs::path& path : paths_) read.insert(path.filename().string());
+  for (const std::string& name : file_names(directory_)) {
+    const bool is_weights =
+        std::any_of(kWeightEndings.begin(), kWeightEndings.end(),
+                    [&](std::string_view ending) { return name.ends_with(ending); });
+    if (is_weights && !read.contains(name)) found.push_back(name);
+  }
+  return found;
 }
 
 int64_t TensorFiles::total_bytes() const {

@@ -1,7 +1,8 @@
 #pragma once
 // TensorFiles: all tensors of a model, mapped: of a GGUF file, or of a directory. The directory
 // holds model.safetensors, or model.safetensors.index.json and its shards; when both are there the
-// single file wins, as in transformers. Files may be links (the hub's cache). Views live as long as
+// single file wins, as in transformers; when neither is, all .safetensors files are read, which
+// must hold each tensor once. Files may be links (the hub's cache). Views live as long as
 // the object; moving it keeps them valid; of a GGUF file a view lives until the next require(),
 // which may expand numbers. Reading is safe from any thread, of a GGUF file from one at a time. It
 // does not know what a model needs: the model room asks for each tensor by name and shape.
@@ -15,6 +16,7 @@
 
 #include "clo/result.h"
 #include "io/gguf_model.h"
+#include "io/model_files.h"
 #include "io/safetensors.h"
 #include "tensor/view.h"
 
@@ -22,10 +24,12 @@ namespace clo {
 
 class TensorFiles {
  public:
-  // Maps every file and checks every header. model_dir: also a GGUF file.
+  // Maps every file and checks every header.
   // Fails: kBadFile when weights are absent or in another format (with advice), a shard is missing
-  // (all are listed), the index does not match its shards, or a file is malformed.
-  static Result<TensorFiles> open(const std::filesystem::path& model_dir);
+  // (all are listed), the index does not match its shards in both directions, two files hold the
+  // same tensor, or a file is malformed.
+  static Result<TensorFiles> open(const ModelFiles& model);
+  static Result<TensorFiles> open(const std::filesystem::path& directory);
 
   // The tensor, or null when it is absent or of a type other than F32, F16 and BF16; see
   // contains(). Requires: a directory.
@@ -33,7 +37,8 @@ class TensorFiles {
   // Whether the files hold the tensor, of whatever type.
   bool contains(const std::string& name) const;
   // Whether the tensor is there, with exactly this shape.
-  // Fails: kBadFile when it is missing or has another shape, kUnsupported for another type.
+  // Fails: kBadFile when it is missing or has another shape, kUnsupported for another type or when
+  // it is quantised, by the name of the method.
   Status check(const std::string& name, std::span<const int64_t> shape) const;
   // The tensor itself. Fails: as check().
   Result<TensorView> require(const std::string& name, std::span<const int64_t> shape) const;
@@ -47,11 +52,16 @@ class TensorFiles {
   // Bytes of all tensors.
   int64_t total_bytes() const;
   std::vector<std::filesystem::path> files() const { return paths_; }
+  // Names of files in the directory that look like weights and are not of this model: pickles, a
+  // second copy, an adapter. Of a GGUF file none.
+  std::vector<std::string> files_not_read() const;
 
  private:
   TensorFiles() = default;
   static Result<TensorFiles> open_single(const std::filesystem::path& model_dir);
   static Result<TensorFiles> open_sharded(const std::filesystem::path& model_dir);
+  static Result<TensorFiles> open_all(const std::filesystem::path& model_dir,
+                                      const std::vector<std::string>& names);
   // Opens one safetensors file and registers its tensors.
   Status add(const std::filesystem::path& path);
 
@@ -61,10 +71,5 @@ class TensorFiles {
   std::map<std::string, size_t> holder_;  // tensor -> index into opened_
   std::shared_ptr<GgufTensors> gguf_;     // instead of all these
 };
-
-// The directory that holds config.json: `path` itself (also a GGUF file, which is a model), or the
-// snapshot of a hub cache folder (models--org--name): the one refs/main names, else the only one.
-// Fails: kBadFile when there is none or several, or `path` is a file (with advice by its ending).
-Result<std::filesystem::path> resolve_model_dir(const std::filesystem::path& path);
 
 }  // namespace clo

@@ -33,6 +33,8 @@ class Loader {
     for (const auto& [name, rows] : parts) {
       const int64_t shape[] = {rows, cols};
       if (view.blocks != WeightBlocks::kNone) {
+        // Groups of eight rows are of one tensor.
+        CLO_CHECK(rows % kGroupRows == 0 || name == parts.back().first, rows);
         CLO_TRY(put_blocks(at, name, shape, view.blocks));
       } else {
         CLO_ASSIGN(const TensorView tensor, files_.require(name, shape));
@@ -158,6 +160,8 @@ struct Maker {
   }
 };
 
+constexpr const char* kHead = "lm_head.weight";
+
 struct Sizes {
   int64_t q, kv, hidden, inner;
 };
@@ -173,7 +177,7 @@ std::vector<std::pair<std::string, Shape>> expected_tensors(const ModelConfig& c
   const Sizes s = sizes_of(c);
   std::vector<std::pair<std::string, Shape>> list = {
       {"model.embed_tokens.weight", {c.vocab_size, s.hidden}}, {"model.norm.weight", {s.hidden}}};
-  if (!c.tie_word_embeddings) list.push_back({"lm_head.weight", {c.vocab_size, s.hidden}});
+  if (!c.tie_word_embeddings) list.push_back({kHead, {c.vocab_size, s.hidden}});
   for (int64_t l = 0; l < c.num_layers; ++l) {
     const std::string layer = "model.layers." + std::to_string(l) + ".";
     const auto linear = [&](const std::string& name, int64_t rows, int64_t cols, bool bias) {
@@ -228,6 +232,22 @@ Result<WeightPlan> plan_weights(const ModelConfig& c, WeightStorage storage, DTy
   return plan;
 }
 
+Status check_tensors(const ModelConfig& config, const TensorFiles& files) {
+  for (const auto& [name, shape] : expected_tensors(config)) {
+    Status found = files.check(name, shape);
+    if (!found && name == kHead && found.error().code == ErrorCode::kBadFile &&
+        !files.contains(name)) {
+      Error error = std::move(found).error();
+      error.message +=
+          "; config.json says that the head is not the embedding: if it is, set "
+          "\"tie_word_embeddings\" to true there, if not, download all weights";
+      return error;
+    }
+    CLO_TRY(std::move(found));
+  }
+  return Ok{};
+}
+
 int64_t Weights::required_bytes(const ModelConfig& c, const WeightPlan& plan) {
   const Sizes s = sizes_of(c);
   int64_t total = 0;
@@ -270,7 +290,7 @@ Status Weights::take_all(Source& source) {
   CLO_ASSIGN(embedding_, source.matrix({{"model.embed_tokens.weight", c.vocab_size}}, s.hidden));
   head_ = embedding_;
   if (!c.tie_word_embeddings) {
-    CLO_ASSIGN(head_, source.matrix({{"lm_head.weight", c.vocab_size}}, s.hidden));
+    CLO_ASSIGN(head_, source.matrix({{kHead, c.vocab_size}}, s.hidden));
   }
   CLO_ASSIGN(final_norm_, source.vector({{"model.norm.weight", s.hidden}}));
   for (int64_t l = 0; l < c.num_layers; ++l) {
@@ -313,6 +333,7 @@ Status Weights::take_all(Source& source) {
 Result<Weights> Weights::load(const ModelConfig& config, const TensorFiles& files,
                               const WeightPlan& plan, Arena& arena, const WeightUpload& upload) {
   CLO_CHECK(plan.type != DType::kF16);
+  CLO_TRY(check_tensors(config, files));  // before gigabytes are copied
   const int64_t before = arena.used_bytes();
   Weights w(config, plan.type);
   Loader loader(files, plan, arena, upload);

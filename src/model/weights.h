@@ -53,6 +53,10 @@ Result<WeightPlan> plan_weights(const ModelConfig& config, WeightStorage storage
 // Every tensor that a model of this config must have, with its shape.
 std::vector<std::pair<std::string, Shape>> expected_tensors(const ModelConfig& config);
 
+// Whether the files hold every one of them. Fails: as TensorFiles::check(), with advice where only
+// the head is missing.
+Status check_tensors(const ModelConfig& config, const TensorFiles& files);
+
 class Weights {
  public:
   // Bytes that load() will take from the arena.

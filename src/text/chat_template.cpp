@@ -2,6 +2,7 @@
 
 #include "base/try.h"
 #include "base/utf8.h"
+#include "text/gguf_tokenizer.h"
 #include "text/jinja/evaluator.h"
 #include "text/jinja/parser.h"
 #include "text/tokenizer_config.h"
@@ -63,8 +64,18 @@ Result<ChatTemplate> ChatTemplate::parse(std::string source, std::string where) 
   return ChatTemplate(std::move(program));
 }
 
-Result<std::optional<ChatTemplate>> ChatTemplate::load(const std::filesystem::path& model_dir) {
-  CLO_ASSIGN(TokenizerConfig config, load_tokenizer_config(model_dir));
+Result<std::optional<ChatTemplate>> ChatTemplate::load(const ModelFiles& model) {
+  if (!model.gguf()) return load(model.path());
+  CLO_ASSIGN(TokenizerConfig config, gguf_tokenizer_config(*model.gguf()));
+  return make(std::move(config));
+}
+
+Result<std::optional<ChatTemplate>> ChatTemplate::load(const std::filesystem::path& directory) {
+  CLO_ASSIGN(TokenizerConfig config, load_tokenizer_config(directory));
+  return make(std::move(config));
+}
+
+Result<std::optional<ChatTemplate>> ChatTemplate::make(TokenizerConfig config) {
   if (!config.chat_template) return std::optional<ChatTemplate>();
   CLO_ASSIGN(ChatTemplate made,
              parse(std::move(*config.chat_template), std::move(config.chat_template_where)));

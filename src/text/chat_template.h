@@ -14,8 +14,11 @@
 #include <string>
 
 #include "clo/result.h"
+#include "io/model_files.h"
 
 namespace clo {
+
+struct TokenizerConfig;
 
 struct ChatMessage {
   std::string role, content;
@@ -27,10 +30,11 @@ class ChatTemplate {
   // Fails: kBadFile for malformed templates, kUnsupported for constructs outside the subset.
   static Result<ChatTemplate> parse(std::string source, std::string where);
   // The template of a model directory: chat_template.jinja wins over chat_template.json over
-  // "chat_template" of tokenizer_config.json (of a list, the entry "default"); nothing when the
-  // model has none. bos_token, eos_token and the like become variables.
-  // Fails: as parse, and kBadFile for unreadable files.
-  static Result<std::optional<ChatTemplate>> load(const std::filesystem::path& model_dir);
+  // "chat_template" of tokenizer_config.json (of a list, the entry "default"); of a GGUF file that
+  // of its metadata; nothing when the model has none. bos_token, eos_token and the like become
+  // variables. Fails: as parse, and kBadFile for unreadable files.
+  static Result<std::optional<ChatTemplate>> load(const ModelFiles& model);
+  static Result<std::optional<ChatTemplate>> load(const std::filesystem::path& directory);
 
   ChatTemplate(ChatTemplate&&) noexcept;
   ChatTemplate& operator=(ChatTemplate&&) noexcept;
@@ -52,6 +56,7 @@ class ChatTemplate {
  private:
   struct Program;
   explicit ChatTemplate(std::unique_ptr<Program> program);
+  static Result<std::optional<ChatTemplate>> make(TokenizerConfig config);
   std::unique_ptr<Program> program_;
 };
 

@@ -107,9 +107,14 @@ class Shards(Case):
 
     test_index_is_not_json = bad_model("sharded", INDEX)(overwrite(INDEX, b"{ broken"))
 
-    @bad_model("sharded", "model-00001-of-00004.safetensors", INDEX)
-    def test_index_missing(model):
+    @bad_model("sharded", INDEX, "is stale", "model.norm.weight", "remove the index")
+    def test_index_lacks_a_tensor(model):
+        edit_json(model, Shards.INDEX, lambda value: value["weight_map"].pop("model.norm.weight"))
+
+    @bad_model("sharded", SECOND, "1 shard")
+    def test_missing_without_an_index(model):
         os.remove(os.path.join(model, Shards.INDEX))
+        os.remove(os.path.join(model, Shards.SECOND))
 
     @bad_model("sharded", "also in")
     def test_tensor_in_two_shards(model):
@@ -176,6 +181,28 @@ class Weights(Case):
 
         header(change)(model)
 
+    @bad_model("recall", "model.layers.0.mlp.up_proj.weight", "(fp8)", "unquantised")
+    def test_fp8(model):
+        def change(tensors):
+            tensor = tensors["model.layers.0.mlp.up_proj.weight"]
+            rows, cols = tensor["shape"]
+            tensor.update(dtype="F8_E4M3", shape=[2 * rows, cols])  # as many bytes as there are
+
+        header(change)(model)
+
+    @bad_model("recall", "model.layers.3.mlp.up_proj.weight", "(GPTQ)", "unquantised")
+    def test_gptq(model):
+        def change(tensors):
+            layer = "model.layers.3.mlp.up_proj"
+            tensors[layer + ".qweight"] = tensors.pop(layer + ".weight")
+            tensors[layer + ".g_idx"] = tensors.pop("model.layers.3.mlp.down_proj.weight")
+
+        header(change)(model)
+
+    @bad_model("recall", "lm_head.weight", "tie_word_embeddings", "true")
+    def test_head_missing(model):
+        edit_json(model, "config.json", lambda value: value.update(tie_word_embeddings=False))
+
     test_lfs_pointer = bad_model("llama3", WEIGHTS, "Git LFS")(overwrite(
         WEIGHTS, b"version https://git-lfs.github.com/spec/v1\noid sha256:00ff\nsize 290136\n"))
     test_html_page = bad_model("llama3", WEIGHTS, "HTML")(overwrite(
@@ -184,7 +211,7 @@ class Weights(Case):
         WEIGHTS, b"GGUF\x03\x00\x00\x00" + bytes(64)))
     test_empty = bad_model("llama3", WEIGHTS, "is empty")(resize(WEIGHTS, 0))
 
-    @bad_model("llama3", "pytorch_model.bin", "safetensors")
+    @bad_model("llama3", "pytorch_model.bin", "safetensors", "save_pretrained")
     def test_pickle_beside(model):
         os.rename(os.path.join(model, WEIGHTS), os.path.join(model, "pytorch_model.bin"))
 
@@ -223,6 +250,12 @@ class Config(Case):
     test_activation = bad_model("llama3", FILE, "hidden_act", "gelu")(config(hidden_act="gelu"))
     test_quantised = bad_model("llama3", FILE, "quantization_config", "gptq")(
         config(quantization_config={"quant_method": "gptq", "bits": 4}))
+    test_fp8 = bad_model("llama3", FILE, "quantization_config", "fp8")(
+        config(quantization_config={"quant_method": "fp8", "activation_scheme": "dynamic"}))
+    test_awq = bad_model("llama3", FILE, "quantization_config", "awq")(
+        config(quantization_config={"quant_method": "awq", "bits": 4}))
+    test_bitsandbytes = bad_model("llama3", FILE, "quantization_config", "bitsandbytes")(
+        config(quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True}))
     test_sliding_window = bad_model("qwen2", FILE, "sliding_window", "512")(
         config(sliding_window=512, use_sliding_window=True))
     test_sliding_layers = bad_model("qwen2", FILE, "sliding_attention")(
@@ -307,6 +340,13 @@ class ModelPaths(Case):
 
     def test_device(self):
         self.refuse("/dev/null", "model directory")
+
+    def test_gguf_folder(self):
+        os.mkdir(self.path("models"))
+        self.write("models/a-00002-of-00002.gguf", b"GGUF" + bytes(64))
+        self.refuse(self.path("models"), "a-00001-of-00002.gguf", "not the first")
+        self.write("models/b.gguf", b"GGUF" + bytes(64))
+        self.refuse(self.path("models"), "2 GGUF models", "b.gguf")
 
     def test_hub_cache_folder(self):
         snapshot = self.path("models--a--b/snapshots/0123abcd")

@@ -12,8 +12,8 @@ import unittest
 
 import program
 
-MODULES = ["bad_models_test", "bad_flags_test", "prompts_test", "run_test", "measure_test",
-           "gguf_test", "gpu_test"]
+MODULES = ["bad_models_test", "bad_flags_test", "prompts_test", "run_test", "chat_test",
+           "measure_test", "gguf_test", "gpu_test"]
 
 
 def main():

@@ -5,7 +5,7 @@ import re
 import statistics
 import struct
 
-from program import Case, document, edit_json, question, write_tensors
+from program import Case, document, edit_json, question, read_tensors, write_tensors
 
 UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 
@@ -57,6 +57,34 @@ class Inspect(Case):
         write_tensors(path, header, content[8 + length:] + bytes(24))
         self.assertIn("vision.tower", self.fact(self.succeeds("inspect", "-m", model).out,
                                                 "not used"))
+
+    def test_files_that_are_not_read_are_named(self):
+        model = self.copy("recall")
+        self.assertNotIn("files not read", self.inspect())
+        for name in ("pytorch_model.bin", "consolidated.00.pth"):
+            self.write(os.path.join(model, name), b"x")
+        shown = self.fact(self.succeeds("inspect", "-m", model).out, "files not read")
+        self.assertEqual(shown, '"consolidated.00.pth", "pytorch_model.bin"')
+
+    def test_shards_without_an_index_are_one_model(self):
+        model = self.copy("recall")
+        path = os.path.join(model, "model.safetensors")
+        header, data = read_tensors(path)
+        os.remove(path)
+        names = sorted(name for name in header if name != "__metadata__")
+        for part, held in (("a", names[:9]), ("b", names[9:])):
+            at, tensors, block = 0, {}, b""
+            for name in held:
+                begin, end = header[name]["data_offsets"]
+                tensors[name] = dict(header[name], data_offsets=[at, at + end - begin])
+                block += data[begin:end]
+                at = len(block)
+            write_tensors(os.path.join(model, f"{part}.safetensors"), tensors, block)
+        shown = self.fact(self.succeeds("inspect", "-m", model).out, "tensors")
+        self.assertIn("74 of 74 found in 2 files", shown)
+        flags = ["-p", "hello", "--quiet", "--max-new-tokens", "12"]
+        self.assertEqual(self.succeeds("run", "-m", model, *flags).out,
+                         self.succeeds("run", "-m", self.recall, *flags).out)
 
     def test_plan_rows_sum_to_the_totals(self):
         for flags in ([], ["--batch", "8"], ["--preset", "dense"], ["--dense-layers", "2"],

@@ -1,4 +1,4 @@
-"""clo run: answers, reports, streams, sampling, interruption and conversation."""
+"""clo run: answers, reports, streams, sampling and interruption."""
 import os
 import re
 import signal
@@ -264,88 +264,15 @@ class Streams(Case):
         self.assertRegex(terminal.text, r"finish reason +cancelled")
         self.assertRegex(terminal.text, r"tokens +\d+ prompt \(0 reused\), 0 new")
 
-    def test_reader_that_goes_away(self):
-        process = self.start("-p", "hello", "--ignore-eos", "--max-new-tokens", "30000")
-        os.read(process.stdout.fileno(), 1)
-        process.stdout.close()
-        self.assertEqual(process.wait(timeout=SECONDS), -signal.SIGPIPE)
-
-
-class Chat(Case):
-    def setUp(self):
-        super().setUp()
-        self.text = " ".join(document(18).split())  # above 256 tokens, below a terminal's line
-
-    def chat(self, *args):
-        terminal = Terminal("run", "-m", self.recall, "--chat", *args, cwd=self.folder)
-        self.addCleanup(terminal.close)
-        self.at = terminal.wait_for(r"> ")
-        return terminal
-
-    def turn(self, terminal, text, until=r"share attended.*\r\n(\x1b\[K|\r)*> "):
-        start = self.at
-        terminal.type(text + "\n")
-        self.at = terminal.wait_for(until, start)
-        return terminal.text[start:self.at]
-
-    def test_second_turn_reuses_the_first(self):
-        terminal = self.chat("--max-new-tokens", "24")
-        first = self.turn(terminal, self.text + " " + question("amber-falcon"))
-        self.assertIn("(0 reused)", first)
-        second = self.turn(terminal, question("silver-otter"))
-        reused = int(re.search(r"\((\d+) reused\)", second).group(1))
-        self.assertGreaterEqual(reused, 256)
-        terminal.type("\x04")
-        self.assertEqual(terminal.end(), 0, terminal.text)
-
-    def test_interrupt_stops_the_answer_not_the_program(self):
-        terminal = self.chat("--ignore-eos", "--max-new-tokens", "30000")
-        start = self.at
-        terminal.type("hello\n")
-        terminal.wait_for(r"hello\r\n(?s:.){150,}", start)  # progress, then an answer
-        terminal.type("\x03")
-        self.at = terminal.wait_for(r"cancelled(?s:.)*> ", start)
-        start = self.at
-        terminal.type("again\n")
-        terminal.wait_for(r"again\r\n(?s:.){150,}", start)
-        terminal.type("\x03")
-        self.at = terminal.wait_for(r"cancelled(?s:.)*> ", start)
-        terminal.type("\x04")
-        self.assertEqual(terminal.end(), 0, terminal.text)
-
-    def test_interrupt_at_the_prompt_ends(self):
-        terminal = self.chat()
-        terminal.type("\x03")
-        self.assertEqual(terminal.end(), 0, terminal.text)
-
-    def test_empty_line_asks_again(self):
-        terminal = self.chat("--max-new-tokens", "3")
-        terminal.type("\n\n")
-        self.assertIn("3 new", self.turn(terminal, "hello"))
-        terminal.type("\x04")
-        self.assertEqual(terminal.end(), 0, terminal.text)
-
-    def test_lines_from_a_pipe(self):
-        answer = self.succeeds("run", "-m", self.recall, "--chat", "--quiet", "--max-new-tokens",
-                               "4", stdin=b"hello\r\n\nagain")
-        self.assertEqual(answer.err, "")
-        self.assertGreaterEqual(len(answer.out.splitlines()), 2)
-
-    def test_line_that_is_not_utf8_is_not_sent(self):
-        answer = self.succeeds("run", "-m", self.recall, "--chat", "--max-new-tokens", "4",
-                               stdin=b"caf\xe9\nhello\n")
-        self.assertIn("not valid UTF-8", answer.err)
-        self.assertEqual(answer.err.count("finish reason"), 1)
-
-    def test_line_that_is_too_long_is_not_sent(self):
-        answer = self.succeeds("run", "-m", self.recall, "--chat", "--context", "60",
-                               "--max-new-tokens", "4", stdin=(self.text + "\nhello\n").encode())
-        self.assertIn("--context", answer.err)
-        self.assertEqual(answer.err.count("finish reason"), 1)
-
     def test_prompt_on_a_terminal_says_how_it_ends(self):
         terminal = Terminal("run", "-m", self.recall, "--max-new-tokens", "3", cwd=self.folder)
         self.addCleanup(terminal.close)
         terminal.wait_for(r"ctrl-D")
         terminal.type("hello\n\x04")
         self.assertEqual(terminal.end(), 0, terminal.text)
+
+    def test_reader_that_goes_away(self):
+        process = self.start("-p", "hello", "--ignore-eos", "--max-new-tokens", "30000")
+        os.read(process.stdout.fileno(), 1)
+        process.stdout.close()
+        self.assertEqual(process.wait(timeout=SECONDS), -signal.SIGPIPE)

@@ -4,8 +4,10 @@
 
 #include <filesystem>
 #include <fstream>
+#include <span>
 
 #include "gguf_writer.h"
+#include "io/part_name.h"
 #include "io/tensor_files.h"
 #include "loaded_engine.h"
 #include "model/weights.h"
@@ -86,14 +88,14 @@ std::vector<Converted> convert(const ModelConfig& config, const TensorFiles& fil
   return tensors;
 }
 
-void write_gguf(const ModelConfig& c, const std::vector<Converted>& tensors,
-                const std::filesystem::path& path) {
+// The metadata of a model; `count` is how many values it has.
+std::string metadata_of(const ModelConfig& c, uint64_t& count) {
   const std::string arch = c.family == ModelFamily::kLlama   ? "llama"
                            : c.family == ModelFamily::kQwen2 ? "qwen2"
                                                              : "qwen3";
   GgufWriter values;
   values.bytes.clear();
-  uint64_t count = 0;
+  count = 0;
   const auto integer = [&](const std::string& key, int64_t value) {
     values.integer(arch + "." + key, static_cast<uint32_t>(value));
     ++count;
@@ -120,9 +122,14 @@ void write_gguf(const ModelConfig& c, const std::vector<Converted>& tensors,
     number("rope.scaling.factor", c.rope.factor);
     if (yarn) integer("rope.scaling.original_context_length", c.rope.original_max_positions);
   }
+  return values.bytes;
+}
+
+void write_file(const std::string& metadata, uint64_t count, std::span<const Converted> tensors,
+                const std::filesystem::path& path) {
   GgufWriter file;
   file.head(tensors.size(), count);
-  file.bytes += values.bytes;
+  file.bytes += metadata;
   uint64_t offset = 0;
   for (const Converted& tensor : tensors) {
     file.tensor(tensor.name, {tensor.shape.rbegin(), tensor.shape.rend()}, 0, offset);
@@ -135,6 +142,32 @@ void write_gguf(const ModelConfig& c, const std::vector<Converted>& tensors,
     file.data(0);
   }
   std::ofstream(path, std::ios::binary) << file.bytes;
+}
+
+void write_gguf(const ModelConfig& c, const std::vector<Converted>& tensors,
+                const std::filesystem::path& path) {
+  uint64_t count = 0;
+  const std::string metadata = metadata_of(c, count);
+  write_file(metadata, count, tensors, path);
+}
+
+// The same in three parts; returns the first.
+std::filesystem::path write_parts(const ModelConfig& c, const std::vector<Converted>& tensors,
+                                  const std::filesystem::path& folder) {
+  const size_t ends[] = {0, tensors.size() / 3, tensors.size() / 2, tensors.size()};
+  const PartName name{"model", ".gguf", 1, 3};
+  for (uint32_t part = 0; part < 3; ++part) {
+    uint64_t count = 0;
+    GgufWriter values;
+    values.bytes = part == 0 ? metadata_of(c, count) : "";
+    values.integer("split.no", part)
+        .integer("split.count", 3)
+        .integer("split.tensors.count", static_cast<uint32_t>(tensors.size()));
+    write_file(values.bytes, count + 3,
+               std::span(tensors).subspan(ends[part], ends[part + 1] - ends[part]),
+               folder / name.of(part + 1));
+  }
+  return folder / name.of(1);
 }
 
 class GgufModels : public testing::TestWithParam<const char*> {
@@ -162,11 +195,15 @@ TEST_P(GgufModels, EqualTheSameModelsFromADirectory) {
   ASSERT_TRUE(config);
   const auto files = TensorFiles::open(dir);
   ASSERT_TRUE(files);
-  const std::filesystem::path path =
-      std::filesystem::temp_directory_path() / ("clo_" + name + ".gguf");
-  write_gguf(*config, convert(*config, *files), path);
-  const auto from_file = logits(name, path.string()), from_dir = logits(name, dir);
-  std::filesystem::remove(path);
+  const std::filesystem::path folder = std::filesystem::temp_directory_path() / ("clo_" + name);
+  std::filesystem::create_directory(folder);
+  const std::vector<Converted> tensors = convert(*config, *files);
+  write_gguf(*config, tensors, folder / "whole.gguf");
+  const std::filesystem::path first = write_parts(*config, tensors, folder);
+  const auto from_file = logits(name, (folder / "whole.gguf").string()),
+             from_parts = logits(name, first.string()), from_dir = logits(name, dir);
+  std::filesystem::remove_all(folder);
+  EXPECT_EQ(from_parts, from_file);
   ASSERT_EQ(from_file.size(), 6u);
   ASSERT_EQ(from_dir.size(), 6u);
   // Frequencies that went through factors, and yarn's, can differ in their last bit.

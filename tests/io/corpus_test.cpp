@@ -8,7 +8,7 @@
 #include "io/generation_config.h"
 #include "io/model_config.h"
 #include "io/safetensors.h"
-#include "model_files.h"
+#include "temp_files.h"
 
 namespace clo {
 namespace {

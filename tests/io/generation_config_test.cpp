@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "model_files.h"
+#include "temp_files.h"
 
 namespace clo {
 namespace {

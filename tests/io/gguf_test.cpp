@@ -9,7 +9,7 @@
 #include <iterator>
 
 #include "gguf_writer.h"
-#include "model_files.h"
+#include "temp_files.h"
 
 namespace clo {
 namespace {

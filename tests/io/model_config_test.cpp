@@ -4,7 +4,7 @@
 
 #include <map>
 
-#include "model_files.h"
+#include "temp_files.h"
 
 namespace clo {
 namespace {

@@ -10,7 +10,7 @@
 
 #include "io/model_config.h"
 #include "io/safetensors.h"
-#include "model_files.h"
+#include "temp_files.h"
 
 namespace clo {
 namespace {

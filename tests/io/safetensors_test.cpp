@@ -5,7 +5,7 @@
 #include <chrono>
 #include <cstring>
 
-#include "model_files.h"
+#include "temp_files.h"
 
 namespace clo {
 namespace {

@@ -4,7 +4,7 @@
 
 #include <utility>
 
-#include "model_files.h"
+#include "temp_files.h"
 
 namespace clo {
 namespace {
@@ -104,6 +104,82 @@ TEST(TensorFiles, NamesAStaleIndex) {
                  {"\"a\"", "s1.safetensors", "s2.safetensors"});
 }
 
+TEST(TensorFiles, NamesAnIndexThatLacksATensorOfItsShards) {
+  const TempFolder folder;
+  folder.write("s1.safetensors", vectors_file({"a", "new"}));
+  folder.write(kIndex, index_of({{"a", "s1.safetensors"}}));
+  expect_refused(TensorFiles::open(folder.path()), kBad,
+                 {kIndex, "stale", "\"new\"", "s1.safetensors", "remove the index"});
+  // Without it they are whole.
+  fs::remove(folder.path() / kIndex);
+  EXPECT_TRUE(TensorFiles::open(folder.path()));
+}
+
+TEST(TensorFiles, ReadsFilesWithoutAnIndex) {
+  const TempFolder folder;
+  folder.write("part-a.safetensors", vectors_file({"a", "b"}));
+  folder.write("part-b.safetensors", vectors_file({"c"}));
+  const auto files = TensorFiles::open(folder.path());
+  ASSERT_TRUE(files) << files.error().to_string();
+  EXPECT_EQ(files->names(), (std::vector<std::string>{"a", "b", "c"}));
+  EXPECT_EQ(files->files().size(), 2u);
+  EXPECT_EQ(files->total_bytes(), 48);
+  EXPECT_TRUE(files->require("c", kFour));
+  folder.write("part-c.safetensors", vectors_file({"b"}));
+  expect_refused(TensorFiles::open(folder.path()), kBad,
+                 {"part-c.safetensors", "\"b\"", "also in", "part-a.safetensors"});
+}
+
+TEST(TensorFiles, ListsMissingShardsWithoutAnIndexToo) {
+  const TempFolder folder;
+  folder.write("model-00002-of-00004.safetensors", vectors_file({"b"}));
+  folder.write("model-00004-of-00004.safetensors", vectors_file({"d"}));
+  expect_refused(TensorFiles::open(folder.path()), kBad,
+                 {"2 shards", "model-00001-of-00004.safetensors",
+                  "model-00003-of-00004.safetensors", "download them"});
+}
+
+TEST(TensorFiles, ListsWeightsThatAreNotRead) {
+  const TempFolder folder;
+  folder.write("model.safetensors", vectors_file({"a"}));
+  for (const char* name : {"pytorch_model.bin", "consolidated.00.pth", "adapter.safetensors",
+                           "config.json", "q4.gguf"}) {
+    folder.write(name, "x");
+  }
+  const auto files = TensorFiles::open(folder.path());
+  ASSERT_TRUE(files) << files.error().to_string();
+  EXPECT_EQ(files->files_not_read(),
+            (std::vector<std::string>{"adapter.safetensors", "consolidated.00.pth",
+                                      "pytorch_model.bin", "q4.gguf"}));
+}
+
+TEST(TensorFiles, NamesTheWayOfQuantising) {
+  // Tensors beside x.weight, or x.weight itself, all of one byte.
+  const auto checked = [](const std::vector<std::pair<std::string, std::string>>& tensors) {
+    const TempFolder folder;
+    std::string header = "{";
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      const auto at = static_cast<int64_t>(i);
+      header +=
+          (i ? "," : "") + header_entry(tensors[i].first, tensors[i].second, "[1]", at, at + 1);
+    }
+    folder.write("model.safetensors",
+                 safetensors_bytes(header + "}", std::string(tensors.size(), '\0')));
+    return TensorFiles::open(folder.path()).value().check("x.weight", kFour);
+  };
+  constexpr ErrorCode kNo = ErrorCode::kUnsupported;
+  expect_refused(checked({{"x.qweight", "U8"}, {"x.g_idx", "U8"}}), kNo,
+                 {"\"x.weight\"", "(GPTQ)", "unquantised", "GGUF"});
+  expect_refused(checked({{"x.qweight", "U8"}, {"x.qzeros", "U8"}}), kNo, {"(AWQ or GPTQ)"});
+  expect_refused(checked({{"x.weight", "U8"}, {"x.weight.absmax", "U8"}}), kNo, {"(bitsandbytes)"});
+  expect_refused(checked({{"x.weight", "I8"}, {"x.SCB", "U8"}}), kNo, {"(bitsandbytes)"});
+  expect_refused(checked({{"x.weight_packed", "U8"}}), kNo, {"(compressed-tensors)"});
+  expect_refused(checked({{"x.weight", "F8_E4M3"}}), kNo, {"(fp8)"});
+  expect_refused(checked({{"x.weight", "F8_E5M2"}}), kNo, {"(fp8)"});
+  expect_refused(checked({{"x.weight", "I8"}}), kNo, {"type \"I8\""});
+  expect_refused(checked({{"y.qweight", "U8"}}), kBad, {"\"x.weight\"", "missing"});
+}
+
 TEST(TensorFiles, RefusesAMalformedIndex) {
   const TempFolder folder;
   const auto with_index = [&](const std::string& text) {
@@ -145,12 +221,9 @@ TEST(TensorFiles, AdvisesOnOtherFormats) {
   expect_refused(open_with({"config.json"}), kBad, {"holds no weights", "model.safetensors"});
   expect_refused(open_with({"pytorch_model.bin"}), kBad,
                  {"pytorch_model.bin", "pickle", "save_pretrained"});
-  expect_refused(open_with({"m.gguf"}), kBad, {"m.gguf", "GGUF"});
-  expect_refused(
-      open_with({"model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"}), kBad,
-      {"model-00001-of-00002.safetensors", "index"});
-  expect_refused(open_with({"consolidated.safetensors"}), kBad,
-                 {"consolidated.safetensors", "rename"});
+  expect_refused(open_with({"consolidated.00.pth"}), kBad,
+                 {"consolidated.00.pth", "pickle", "save_pretrained"});
+  expect_refused(open_with({"m.gguf"}), kBad, {"m.gguf", "GGUF", "give the GGUF file itself"});
   expect_refused(TensorFiles::open("/nonexistent/model"), kBad, {"/nonexistent/model"});
 }
 
@@ -160,84 +233,6 @@ TEST(TensorFiles, ReportsATruncatedShard) {
   folder.write("s1.safetensors", whole.substr(0, whole.size() - 5));
   folder.write(kIndex, index_of({{"a", "s1.safetensors"}, {"b", "s1.safetensors"}}));
   expect_refused(TensorFiles::open(folder.path()), kBad, {"s1.safetensors", "truncated"});
-}
-
-// The hub's cache: snapshots/<revision>/<file> is a link into blobs/.
-class HubCache : public testing::Test {
- protected:
-  fs::path cache() const { return folder_.path() / "models--org--name"; }
-  void add_snapshot(const std::string& revision) const {
-    const std::string base = "models--org--name/";
-    folder_.write(base + "blobs/weights", vectors_file({"a"}));
-    folder_.write(base + "blobs/config", "{}");
-    const fs::path snapshot = cache() / "snapshots" / revision;
-    fs::create_directories(snapshot);
-    fs::create_symlink("../../blobs/weights", snapshot / "model.safetensors");
-    fs::create_symlink("../../blobs/config", snapshot / "config.json");
-  }
-  TempFolder folder_;
-};
-
-TEST_F(HubCache, TakesTheSnapshotOfMain) {
-  add_snapshot("aaa");
-  add_snapshot("bbb");
-  folder_.write("models--org--name/refs/main", "bbb\n");
-  const auto directory = resolve_model_dir(cache());
-  ASSERT_TRUE(directory) << directory.error().to_string();
-  EXPECT_EQ(*directory, cache() / "snapshots" / "bbb");
-  const auto files = TensorFiles::open(*directory);
-  ASSERT_TRUE(files) << files.error().to_string();
-  EXPECT_EQ(files->names(), std::vector<std::string>{"a"});
-  EXPECT_EQ(*resolve_model_dir(*directory), *directory);
-}
-
-TEST_F(HubCache, TakesTheOnlySnapshot) {
-  add_snapshot("aaa");
-  const auto directory = resolve_model_dir(cache());
-  ASSERT_TRUE(directory) << directory.error().to_string();
-  EXPECT_EQ(*directory, cache() / "snapshots" / "aaa");
-}
-
-TEST_F(HubCache, RefusesToGuess) {
-  fs::create_directories(cache() / "snapshots");
-  expect_refused(resolve_model_dir(cache()), kBad, {"no snapshot"});
-  add_snapshot("aaa");
-  add_snapshot("bbb");
-  expect_refused(resolve_model_dir(cache()), kBad, {"2 snapshots", "aaa", "bbb"});
-  folder_.write("models--org--name/refs/main", "ccc");
-  expect_refused(resolve_model_dir(cache()), kBad, {"refs/main", "ccc", "not there"});
-  for (const char* reference : {"", "..", "../../etc", "a b"}) {
-    folder_.write("models--org--name/refs/main", reference);
-    expect_refused(resolve_model_dir(cache()), kBad, {"refs/main", "names no revision"});
-  }
-}
-
-TEST_F(HubCache, NamesAnIncompleteDownload) {
-  add_snapshot("aaa");
-  fs::remove(cache() / "blobs" / "weights");
-  expect_refused(TensorFiles::open(cache() / "snapshots" / "aaa"), kBad,
-                 {"model.safetensors", "target does not exist", "download"});
-}
-
-TEST(ResolveModelDir, RefusesFilesWithAdvice) {
-  const TempFolder folder;
-  // A GGUF file is a model by itself.
-  const auto gguf = folder.write("m.gguf", "x");
-  expect_refused(resolve_model_dir(gguf), kBad, {"m.gguf", "not a GGUF file"});
-  const std::filesystem::path types = CLO_SOURCE_DIR "/tests/golden/gguf/types.gguf";
-  ASSERT_TRUE(resolve_model_dir(types));
-  EXPECT_EQ(resolve_model_dir(types).value(), types);
-  expect_refused(TensorFiles::open(gguf), kBad, {"m.gguf", "not a GGUF file"});
-  expect_refused(load_model_config(gguf), kBad, {"m.gguf", "not a GGUF file"});
-  expect_refused(resolve_model_dir(folder.write("pytorch_model.bin", "x")), kBad,
-                 {"pytorch_model.bin", "pickle"});
-  expect_refused(resolve_model_dir(folder.write("model.safetensors", "x")), kBad,
-                 {"model.safetensors", "directory", folder.path().string()});
-  expect_refused(resolve_model_dir(folder.write("notes.txt", "x")), kBad,
-                 {"notes.txt", "is a file"});
-  expect_refused(resolve_model_dir(folder.path() / "absent"), kBad, {"absent", "does not exist"});
-  expect_refused(resolve_model_dir(folder.path()), kBad, {"no config.json"});
-  expect_refused(resolve_model_dir("/dev/null"), kBad, {"/dev/null", "model directory"});
 }
 
 }  // namespace

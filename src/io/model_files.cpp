@@ -1,5 +1,7 @@
-// resolve_model_dir: from what a user types to the directory that holds config.json.
+#include "io/model_files.h"
+
 #include <algorithm>
+#include <set>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -8,8 +10,8 @@
 #include "base/try.h"
 #include "io/gguf_model.h"
 #include "io/mapped_file.h"
+#include "io/part_name.h"
 #include "io/refusal.h"
-#include "io/tensor_files.h"
 
 namespace clo {
 
@@ -83,7 +85,46 @@ Result<fs::path> pick_snapshot(const fs::path& cache) {
 
 }  // namespace
 
-Result<fs::path> resolve_model_dir(const fs::path& path) {
+Result<ModelFiles> ModelFiles::open_gguf(fs::path path) {
+  CLO_ASSIGN(GgufFile file, GgufFile::open(path));
+  ModelFiles files(std::move(path));
+  files.gguf_ = std::make_shared<const GgufFile>(std::move(file));
+  return files;
+}
+
+Result<ModelConfig> ModelFiles::config() const {
+  return gguf_ ? gguf_model_config(*gguf_) : load_model_config(path_);
+}
+
+Result<ModelFiles> ModelFiles::only_gguf(const fs::path& directory) {
+  std::set<std::string> models;
+  std::error_code fault;
+  for (fs::directory_iterator entry(directory, fault); !fault && entry != fs::directory_iterator();
+       entry.increment(fault)) {
+    if (!is_gguf(entry->path())) continue;
+    const std::string name = entry->path().filename().string();
+    const auto part = part_name(name, ".gguf");
+    models.insert(part ? part->of(1) : name);
+  }
+  const std::string where = directory.string();
+  if (models.empty()) {
+    return bad_file(where, "holds no config.json, so it is no complete model directory");
+  }
+  if (models.size() > 1) {
+    std::vector<std::string> names;
+    for (const std::string& model : models) names.push_back(in_quotes(model));
+    return bad_file(where, "holds no config.json and " + std::to_string(names.size()) +
+                               " GGUF models; give one of them: " + listed(names, kMaxListed));
+  }
+  const fs::path path = directory / *models.begin();
+  if (!fs::exists(fs::symlink_status(path, fault))) {
+    return bad_file(where, "holds parts of a GGUF model, but not the first, " +
+                               in_quotes(*models.begin()) + ": download it too");
+  }
+  return open_gguf(path);
+}
+
+Result<ModelFiles> ModelFiles::find(const fs::path& path) {
   std::error_code fault;
   const fs::file_status status = fs::status(path, fault);
   if (status.type() == fs::file_type::not_found) {
@@ -99,10 +140,7 @@ Result<fs::path> resolve_model_dir(const fs::path& path) {
                        : std::string()));
   }
   if (fs::is_regular_file(status)) {
-    if (is_gguf(path)) {
-      CLO_TRY(GgufFile::open(path));  // seen before anything else is asked for
-      return path;
-    }
+    if (is_gguf(path)) return open_gguf(path);
     return file_instead_of_directory(path);
   }
   if (!fs::is_directory(status)) {
@@ -113,19 +151,8 @@ Result<fs::path> resolve_model_dir(const fs::path& path) {
   if (!fs::exists(path / "config.json", fault) && fs::is_directory(path / "snapshots", fault)) {
     CLO_ASSIGN(directory, pick_snapshot(path));
   }
-  if (!fs::exists(directory / "config.json", fault)) {
-    std::vector<std::string> ggufs;
-    for (fs::directory_iterator entry(directory, fault);
-         !fault && entry != fs::directory_iterator(); entry.increment(fault)) {
-      if (is_gguf(entry->path())) ggufs.push_back(in_quotes(entry->path().filename().string()));
-    }
-    return bad_file(
-        directory.string(),
-        "holds no config.json, so it is no complete model directory" +
-            (ggufs.empty() ? std::string()
-                           : "; give the GGUF file itself: " + listed(ggufs, kMaxListed)));
-  }
-  return directory;
+  if (fs::exists(directory / "config.json", fault)) return ModelFiles(directory);
+  return only_gguf(directory);
 }
 
 }  // namespace clo
