@@ -163,7 +163,11 @@ Result<int> inspect(const InspectFlags& flags) {
        std::to_string(config.num_q_heads) + " query heads, " + std::to_string(config.num_kv_heads) +
            " KV heads, head_dim " + std::to_string(config.head_dim) +
            (config.attention_bias ? ", QKV bias" : "") + (config.qk_norm ? ", QK-norm" : ""));
-  line("context", std::to_string(config.max_positions) + " tokens");
+  line("context", std::to_string(config.max_positions) + " tokens" +
+                      (config.sliding_window == 0
+                           ? ""
+                           : ", a sliding window of " + std::to_string(config.sliding_window) +
+                                 ": served up to there"));
   line("rope", describe_rope(config.rope));
   print_tensors(config, files);
   line("tokenizer", tokenizer.description());

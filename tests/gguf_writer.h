@@ -51,6 +51,11 @@ class GgufWriter {
     for (const int32_t value : values) put(value);
     return *this;
   }
+  GgufWriter& numbers(const std::string& key, const std::vector<float>& values) {
+    text(key).put(uint32_t{9}).put(uint32_t{6}).put<uint64_t>(values.size());
+    for (const float value : values) put(value);
+    return *this;
+  }
   // The data part.
   GgufWriter& data(size_t count) {
     bytes.resize((bytes.size() + 31) / 32 * 32 + count);

@@ -94,7 +94,8 @@ Result<std::unique_ptr<Sequence>> Engine::Impl::make_sequence(Request request) {
                  "max_new_tokens"};
   }
   if (prompt_tokens >= max_context) {
-    const bool by_option = max_context < config.max_positions;
+    const int64_t limit = config.sliding_window > 0 ? config.sliding_window : config.max_positions;
+    const bool by_option = max_context < limit;
     return Error{ErrorCode::kTooLong,
                  "the prompt has " + std::to_string(prompt_tokens) + " tokens, " +
                      (by_option ? "--context allows " : "the model's limit is ") +

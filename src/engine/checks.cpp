@@ -1,6 +1,7 @@
 #include "engine/checks.h"
 
 #include "base/try.h"
+#include "engine/memory.h"
 #include "reuse/persistent_heads.h"
 
 namespace clo {
@@ -26,10 +27,22 @@ Status check_options(const EngineOptions& o) {
 }
 
 Status check_context(const EngineOptions& options, const ModelConfig& config) {
-  if (options.max_context_tokens <= config.max_positions) return Ok{};
-  return Error{ErrorCode::kBadFlag,
-               "expected at most " + std::to_string(config.max_positions) +
-                   ", the model's limit, found " + std::to_string(options.max_context_tokens),
+  if (options.max_context_tokens > config.max_positions) {
+    return Error{ErrorCode::kBadFlag,
+                 "expected at most " + std::to_string(config.max_positions) +
+                     ", the model's limit, found " + std::to_string(options.max_context_tokens),
+                 "--context"};
+  }
+  const int64_t context = max_context_tokens(config, options);
+  if (config.sliding_window == 0 || context <= config.sliding_window) return Ok{};
+  const std::string window = std::to_string(config.sliding_window);
+  return Error{ErrorCode::kUnsupported,
+               "the model attends to the last " + window + " tokens only (sliding_window is " +
+                   window + "), which is not computed; a context of up to " + window +
+                   " tokens is the same as full attention: expected --context " + window +
+                   " or less, found " +
+                   (options.max_context_tokens == 0 ? "none given, which means " : "") +
+                   std::to_string(context),
                "--context"};
 }
 

@@ -12,7 +12,8 @@ namespace clo {
 
 // The options alone. Fails: kBadFlag.
 Status check_options(const EngineOptions& options);
-// Fails: kBadFlag when more context is asked for than the model has.
+// Fails: kBadFlag when more context is asked for than the model has, kUnsupported when it would
+// pass the model's sliding window.
 Status check_context(const EngineOptions& options, const ModelConfig& config);
 // Fails: kBadFlag when the policy names heads, layers or codes that the model does not have.
 Status check_policy(const PolicyOptions& policy, const KvShape& shape);

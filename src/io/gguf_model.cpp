@@ -94,14 +94,12 @@ class ConfigReader {
   }
 
   Status refuse_features() {
-    for (const auto& [name, what] :
-         {std::pair{"expert_count", "a mixture of experts"},
-          std::pair{"attention.sliding_window", "attention in a sliding window"}}) {
-      if (!has(key(name))) continue;
-      CLO_ASSIGN(const int64_t value, file_.integer(key(name)));
-      if (value > 0) {
-        return unsupported(file_.where(), in_quotes(key(name)) + " is " + std::to_string(value) +
-                                              ": " + what + " is not supported");
+    if (has(key("expert_count"))) {
+      CLO_ASSIGN(const int64_t experts, file_.integer(key("expert_count")));
+      if (experts > 0) {
+        return unsupported(file_.where(), in_quotes(key("expert_count")) + " is " +
+                                              std::to_string(experts) +
+                                              ": a mixture of experts is not supported");
       }
     }
     return Ok{};
@@ -139,6 +137,7 @@ class ConfigReader {
                                          " elements, expected an even number");
     }
     CLO_ASSIGN(config_.max_positions, count("context_length", int64_t{1} << 40));
+    CLO_TRY(read_sliding_window());
     CLO_ASSIGN(const double epsilon, file_.number(key("attention.layer_norm_rms_epsilon")));
     config_.rms_norm_eps = static_cast<float>(epsilon);
     const auto embedding = file_.tensors().find("token_embd.weight");
@@ -151,6 +150,19 @@ class ConfigReader {
     config_.output_bias = has_tensor("blk.0.attn_output.bias");
     config_.mlp_bias = has_tensor("blk.0.ffn_up.bias");
     config_.qk_norm = config_.family == ModelFamily::kQwen3;
+    return Ok{};
+  }
+
+  // 0 stands for none.
+  Status read_sliding_window() {
+    const std::string name = key("attention.sliding_window");
+    if (!has(name)) return Ok{};
+    CLO_ASSIGN(const int64_t window, file_.integer(name));
+    if (window < 0) {
+      return bad_file(file_.where(), "metadata " + in_quotes(name) + " is " +
+                                         std::to_string(window) + ", expected 0 or more");
+    }
+    if (window < config_.max_positions) config_.sliding_window = window;
     return Ok{};
   }
 

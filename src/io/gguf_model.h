@@ -1,7 +1,8 @@
 #pragma once
 // A GGUF file as the rest of this program knows models: its metadata as a ModelConfig, its tensors
 // under their Hugging Face names and in their order of rows and dimensions, as numbers that are
-// computed with. Architectures llama, qwen2 and qwen3; everything else is refused by name.
+// computed with. Architectures llama (under which Mistral models come too), qwen2 and qwen3;
+// everything else is refused by name. A sliding window counts as far as the metadata states it.
 #include <filesystem>
 #include <map>
 #include <memory>

@@ -32,12 +32,18 @@ struct Architecture {
   const char* model_type;
   ModelFamily family;
 };
-constexpr std::array<Architecture, 3> kArchitectures = {
+// Without its sliding window, Mistral computes what Llama computes.
+constexpr std::array<Architecture, 4> kArchitectures = {
     {{"LlamaForCausalLM", "llama", ModelFamily::kLlama},
+     {"MistralForCausalLM", "mistral", ModelFamily::kLlama},
      {"Qwen2ForCausalLM", "qwen2", ModelFamily::kQwen2},
      {"Qwen3ForCausalLM", "qwen3", ModelFamily::kQwen3}}};
 constexpr const char* kSupported =
-    "supported are LlamaForCausalLM, Qwen2ForCausalLM and Qwen3ForCausalLM";
+    "supported are LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM and Qwen3ForCausalLM";
+
+// What transformers' MistralConfig takes where config.json lacks the key; null means none.
+constexpr int64_t kMistralWindow = 4096;
+constexpr int64_t kMistralKvHeads = 8;
 
 // Reads one config.json; the steps share the object and the result.
 class ConfigReader {
@@ -49,7 +55,7 @@ class ConfigReader {
     CLO_TRY(refuse_quantisation());
     CLO_TRY(read_shape());
     CLO_TRY(read_layers());
-    CLO_TRY(refuse_sliding_window());
+    CLO_TRY(read_sliding_window());
     CLO_ASSIGN(config_.rope, read_rope(json_, config_.max_positions));
     CLO_TRY(read_dtype());
     CLO_ASSIGN(config_.bos_ids, read_token_ids(json_, "bos_token_id", config_.vocab_size));
@@ -118,6 +124,11 @@ class ConfigReader {
     if (!value) return bad_file(json_.where(), "\"" + key + "\" is missing");
     return *value;
   }
+  bool is_mistral() const { return config_.architecture == "MistralForCausalLM"; }
+  bool is_absent(const std::string& key) const {
+    const std::vector<std::string> keys = json_.keys();
+    return std::find(keys.begin(), keys.end(), key) == keys.end();
+  }
   Result<bool> flag(const std::string& key, bool absent) {
     CLO_ASSIGN(const std::optional<bool> value, json_.boolean(key));
     return value.value_or(absent);
@@ -136,7 +147,8 @@ class ConfigReader {
 
   Status read_kv_heads() {
     CLO_ASSIGN(const auto num_kv_heads, size("num_key_value_heads", kMaxHeads));
-    config_.num_kv_heads = num_kv_heads.value_or(config_.num_q_heads);
+    config_.num_kv_heads = num_kv_heads.value_or(
+        is_mistral() && is_absent("num_key_value_heads") ? kMistralKvHeads : config_.num_q_heads);
     if (config_.num_q_heads % config_.num_kv_heads != 0) {
       return bad_file(json_.where(), "\"num_attention_heads\" (" +
                                          std::to_string(config_.num_q_heads) +
@@ -192,42 +204,58 @@ class ConfigReader {
       config_.attention_bias = config_.output_bias = attention_bias;
     }
     config_.mlp_bias = mlp_bias;
-    if (mlp_bias && config_.family != ModelFamily::kLlama) {
+    if (attention_bias && is_mistral()) {
+      return unsupported(json_.where(), "\"attention_bias\" is true, which " +
+                                            config_.architecture + " does not define");
+    }
+    if (mlp_bias && (config_.family != ModelFamily::kLlama || is_mistral())) {
       return unsupported(json_.where(), "\"mlp_bias\" is true, which " + config_.architecture +
                                             " does not define");
     }
     return Ok{};
   }
 
-  Status refuse_sliding_window() {
+  // Whether a layer is said to attend in a sliding window. Fails: kUnsupported for other kinds.
+  Result<bool> has_sliding_layers(const std::vector<std::string>& types) const {
+    if (std::ssize(types) != config_.num_layers) {
+      return bad_file(json_.where(), "\"layer_types\" lists " + std::to_string(types.size()) +
+                                         " layers, but \"num_hidden_layers\" is " +
+                                         std::to_string(config_.num_layers));
+    }
+    for (const std::string& type : types) {
+      if (type == "full_attention" || type == "sliding_attention") continue;
+      return unsupported(json_.where(), "\"layer_types\" holds " + in_quotes(type) +
+                                            ", only \"full_attention\" and, within its window, "
+                                            "\"sliding_attention\" are supported");
+    }
+    return std::find(types.begin(), types.end(), "sliding_attention") != types.end();
+  }
+
+  Status read_sliding_window() {
     CLO_ASSIGN(const auto layer_types, json_.texts("layer_types"));
+    bool sliding_layers = false;
     if (layer_types) {
-      if (static_cast<int64_t>(layer_types->size()) != config_.num_layers) {
-        return bad_file(json_.where(), "\"layer_types\" lists " +
-                                           std::to_string(layer_types->size()) +
-                                           " layers, but "
-                                           "\"num_hidden_layers\" is " +
-                                           std::to_string(config_.num_layers));
-      }
-      for (const std::string& type : *layer_types) {
-        if (type == "full_attention") continue;
-        return unsupported(json_.where(), "\"layer_types\" holds " + in_quotes(type) +
-                                              ", only \"full_attention\" is supported");
-      }
+      CLO_ASSIGN(sliding_layers, has_sliding_layers(*layer_types));
     }
-    CLO_ASSIGN(const std::optional<int64_t> window, json_.integer("sliding_window"));
+    CLO_ASSIGN(std::optional<int64_t> window, size("sliding_window", kMaxPositions));
+    if (is_mistral() && is_absent("sliding_window")) window = kMistralWindow;
     CLO_ASSIGN(const std::optional<bool> use, json_.boolean("use_sliding_window"));
-    // The Qwen families use a window only where use_sliding_window says so. Llama defines none: a
-    // window there is from a model of another family, in force unless it is switched off.
-    const bool in_force = config_.family == ModelFamily::kLlama
-                              ? window && *window < config_.max_positions && use.value_or(true)
-                              : window && use.value_or(false);
-    if (in_force) {
-      return unsupported(json_.where(),
-                         "\"sliding_window\" is " + std::to_string(*window) +
-                             " and in force: only full attention is supported; if the model was "
-                             "trained with full attention, set \"use_sliding_window\" to false");
+    bool in_force = window.has_value();
+    if (config_.family != ModelFamily::kLlama) {
+      // The Qwen families use a window only where use_sliding_window says so, in the layers that
+      // are listed.
+      in_force = window && use.value_or(false) && (sliding_layers || !layer_types);
+    } else if (!is_mistral()) {
+      // Llama defines none: a window there is from a model of another family, in force unless it is
+      // switched off.
+      in_force = window && use.value_or(true);
     }
+    if (sliding_layers && !in_force) {
+      return unsupported(json_.where(),
+                         "\"layer_types\" holds \"sliding_attention\", but no "
+                         "\"sliding_window\" is in force that says how many tokens are attended");
+    }
+    if (in_force && *window < config_.max_positions) config_.sliding_window = *window;
     return Ok{};
   }
 

@@ -28,6 +28,9 @@ struct ModelConfig {
   int64_t head_dim = 0;  // even; num_q_heads * head_dim may differ from hidden_size
   int64_t vocab_size = 0;
   int64_t max_positions = 0;
+  // Tokens that some layers attend to, themselves included; 0: all. Not computed: a context of at
+  // most so many tokens is served, where it is the same as full attention.
+  int64_t sliding_window = 0;
   float rms_norm_eps = 1e-6f;
   bool tie_word_embeddings = false;
   bool attention_bias = false;  // of the q, k and v projections

@@ -34,18 +34,31 @@ void BpeMerger::consider(int32_t position, Scratch& scratch) const {
 void BpeMerger::encode(std::string_view word, Scratch& scratch,
                        std::vector<int32_t>& tokens) const {
   CLO_CHECK(word.size() < INT32_MAX, word.size());
-  auto& symbols = scratch.symbols;
-  symbols.clear();
-  scratch.heap.clear();
+  scratch.symbols.clear();
   for (const char byte : word) {
     const int32_t token = byte_tokens_[static_cast<unsigned char>(byte)];
-    if (token < 0) continue;
-    const auto at = static_cast<int32_t>(symbols.size());
-    symbols.push_back({token, at - 1, at + 1});
+    if (token >= 0) scratch.symbols.push_back({token, -1, -1});
   }
+  run(scratch, tokens);
+}
+
+void BpeMerger::merge(std::span<const int32_t> start, Scratch& scratch,
+                      std::vector<int32_t>& tokens) const {
+  CLO_CHECK(start.size() < INT32_MAX, start.size());
+  scratch.symbols.clear();
+  for (const int32_t token : start) scratch.symbols.push_back({token, -1, -1});
+  run(scratch, tokens);
+}
+
+void BpeMerger::run(Scratch& scratch, std::vector<int32_t>& tokens) const {
+  auto& symbols = scratch.symbols;
   if (symbols.empty()) return;
-  symbols.back().next = -1;
   const auto size = static_cast<int32_t>(symbols.size());
+  for (int32_t i = 0; i < size; ++i) {
+    symbols[static_cast<size_t>(i)].previous = i - 1;
+    symbols[static_cast<size_t>(i)].next = i + 1 < size ? i + 1 : -1;
+  }
+  scratch.heap.clear();
   for (int32_t i = 0; i + 1 < size; ++i) consider(i, scratch);
 
   while (!scratch.heap.empty()) {

@@ -1,11 +1,12 @@
 #pragma once
-// Byte-pair merging of one word. Starts from one token a byte and applies merges, lowest rank first
-// and leftmost first among equals, as Hugging Face tokenizers does. A heap of candidate merges
-// keeps a word of n bytes at O(n log n). Immutable after construction; encode() is thread-safe as
-// long as each thread brings its own Scratch.
+// Byte-pair merging of one word. Starts from one token a byte (or from any given tokens) and
+// applies merges, lowest rank first and leftmost first among equals, as Hugging Face tokenizers
+// does. A heap of candidate merges keeps a word of n tokens at O(n log n). Immutable after
+// construction; encode() is thread-safe as long as each thread brings its own Scratch.
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string_view>
 #include <unordered_map>
 #include <vector>
@@ -38,6 +39,8 @@ class BpeMerger {
 
   // Appends the tokens of `word`. Requires: size below 2^31.
   void encode(std::string_view word, Scratch& scratch, std::vector<int32_t>& tokens) const;
+  // Appends what `start` merges into. Requires: size below 2^31.
+  void merge(std::span<const int32_t> start, Scratch& scratch, std::vector<int32_t>& tokens) const;
 
  private:
   struct Merge {
@@ -54,6 +57,8 @@ class BpeMerger {
     return static_cast<uint64_t>(static_cast<uint32_t>(left)) << 32 | static_cast<uint32_t>(right);
   }
   void consider(int32_t position, Scratch& scratch) const;
+  // Merges scratch.symbols, which hold the tokens alone, and appends what is left.
+  void run(Scratch& scratch, std::vector<int32_t>& tokens) const;
 
   ByteTokens byte_tokens_{};
   std::unordered_map<uint64_t, Merge, PairHash> merges_;

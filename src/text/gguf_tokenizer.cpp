@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/try.h"
+#include "text/gguf_values.h"
 
 namespace clo {
 
@@ -39,38 +40,17 @@ constexpr Pattern kPatterns[] = {
     {"gpt-2", kGpt2Split, false, false, false},     {"smollm", kSmolLmSplit, false, false, false},
 };
 
-Error bad(const GgufFile& file, std::string message) {
-  return Error{ErrorCode::kBadFile, std::move(message), file.where()};
-}
-
-template <typename T>
-Result<const std::vector<T>*> list(const GgufFile& file, const std::string& key) {
-  const auto found = file.metadata().find(key);
-  if (found != file.metadata().end()) {
-    if (const GgufArray* array = std::get_if<GgufArray>(&found->second)) {
-      if (const auto* values = std::get_if<std::vector<T>>(array)) return values;
-    }
-  }
-  return bad(file, "metadata \"" + key + "\" is missing or of another kind, expected a list");
-}
-
-bool has(const GgufFile& file, const std::string& key) { return file.metadata().contains(key); }
-
 // A token of the vocabulary by the metadata that names its id; nothing where there is none.
 Result<std::optional<std::string>> token_of(const GgufFile& file, const std::string& key,
                                             const std::vector<std::string>& tokens) {
-  if (!has(file, key)) return std::optional<std::string>();
-  CLO_ASSIGN(const int64_t id, file.integer(key));
-  if (id < 0 || id >= std::ssize(tokens)) {
-    return bad(file, "metadata \"" + key + "\" is " + std::to_string(id) + ", the vocabulary has " +
-                         std::to_string(tokens.size()) + " tokens");
-  }
-  return std::optional(tokens[static_cast<size_t>(id)]);
+  CLO_ASSIGN(const auto id, gguf_token_id(file, key, tokens.size()));
+  if (!id) return std::optional<std::string>();
+  return std::optional(tokens[static_cast<size_t>(*id)]);
 }
 
 Result<const Pattern*> pattern_of(const GgufFile& file) {
   std::string name = "default";
-  if (has(file, "tokenizer.ggml.pre")) {
+  if (gguf_has(file, "tokenizer.ggml.pre")) {
     CLO_ASSIGN(name, file.text("tokenizer.ggml.pre"));
   }
   std::string known;
@@ -90,21 +70,40 @@ Json added_token(size_t id, const std::string& content, bool special) {
 
 }  // namespace
 
+Result<bool> gguf_flag(const GgufFile& file, const std::string& key, bool otherwise) {
+  const auto found = file.metadata().find(key);
+  if (found == file.metadata().end()) return otherwise;
+  const bool* said = std::get_if<bool>(&found->second);
+  if (said == nullptr) return bad_gguf(file, "metadata \"" + key + "\" is no truth value");
+  return *said;
+}
+
+Result<std::optional<int32_t>> gguf_token_id(const GgufFile& file, const std::string& key,
+                                             size_t num_tokens) {
+  if (!gguf_has(file, key)) return std::optional<int32_t>();
+  CLO_ASSIGN(const int64_t id, file.integer(key));
+  if (id < 0 || id >= static_cast<int64_t>(num_tokens)) {
+    return bad_gguf(file, "metadata \"" + key + "\" is " + std::to_string(id) +
+                              ", the vocabulary has " + std::to_string(num_tokens) + " tokens");
+  }
+  return std::optional(static_cast<int32_t>(id));
+}
+
 Result<std::string> gguf_tokenizer_json(const GgufFile& file) {
   CLO_ASSIGN(const std::string kind, file.text("tokenizer.ggml.model"));
   if (kind != "gpt2") {
-    return Error{
-        ErrorCode::kUnsupported,
-        "\"tokenizer.ggml.model\" is \"" + kind + "\"; only byte-level BPE (gpt2) is supported",
-        file.where()};
+    return Error{ErrorCode::kUnsupported,
+                 "\"tokenizer.ggml.model\" is \"" + kind +
+                     "\"; supported are gpt2 (byte-level BPE) and llama (SentencePiece BPE)",
+                 file.where()};
   }
   CLO_ASSIGN(const Pattern* const pattern, pattern_of(file));
-  CLO_ASSIGN(const auto* const tokens, list<std::string>(file, "tokenizer.ggml.tokens"));
-  CLO_ASSIGN(const auto* const merges, list<std::string>(file, "tokenizer.ggml.merges"));
-  CLO_ASSIGN(const auto* const types, list<int64_t>(file, "tokenizer.ggml.token_type"));
+  CLO_ASSIGN(const auto* const tokens, gguf_list<std::string>(file, "tokenizer.ggml.tokens"));
+  CLO_ASSIGN(const auto* const merges, gguf_list<std::string>(file, "tokenizer.ggml.merges"));
+  CLO_ASSIGN(const auto* const types, gguf_list<int64_t>(file, "tokenizer.ggml.token_type"));
   if (types->size() != tokens->size()) {
-    return bad(file, "has " + std::to_string(tokens->size()) + " tokens and " +
-                         std::to_string(types->size()) + " token types");
+    return bad_gguf(file, "has " + std::to_string(tokens->size()) + " tokens and " +
+                              std::to_string(types->size()) + " token types");
   }
   Json vocab = Json::object(), added = Json::array();
   for (size_t id = 0; id < tokens->size(); ++id) {
@@ -119,7 +118,8 @@ Result<std::string> gguf_tokenizer_json(const GgufFile& file) {
   for (const std::string& merge : *merges) {
     const size_t space = merge.find(' ', 1);
     if (space == std::string::npos || space + 1 == merge.size()) {
-      return bad(file, "merge " + std::to_string(pairs.size()) + " of the tokenizer is no pair");
+      return bad_gguf(file,
+                      "merge " + std::to_string(pairs.size()) + " of the tokenizer is no pair");
     }
     pairs.push_back({merge.substr(0, space), merge.substr(space + 1)});
   }
@@ -147,13 +147,7 @@ Result<std::string> gguf_tokenizer_json(const GgufFile& file) {
         {"vocab", std::move(vocab)},
         {"merges", std::move(pairs)}}},
   };
-  bool begins = pattern->begins;
-  if (const auto found = file.metadata().find("tokenizer.ggml.add_bos_token");
-      found != file.metadata().end()) {
-    const bool* said = std::get_if<bool>(&found->second);
-    if (said == nullptr) return bad(file, "\"tokenizer.ggml.add_bos_token\" is no truth value");
-    begins = *said;
-  }
+  CLO_ASSIGN(const bool begins, gguf_flag(file, "tokenizer.ggml.add_bos_token", pattern->begins));
   CLO_ASSIGN(const auto bos, token_of(file, "tokenizer.ggml.bos_token_id", *tokens));
   if (begins && bos) {
     CLO_ASSIGN(const int64_t id, file.integer("tokenizer.ggml.bos_token_id"));
@@ -168,16 +162,16 @@ Result<std::string> gguf_tokenizer_json(const GgufFile& file) {
   try {
     return whole.dump();
   } catch (const Json::exception&) {  // a token that is not UTF-8
-    return bad(file, "holds tokens that are not UTF-8");
+    return bad_gguf(file, "holds tokens that are not UTF-8");
   }
 }
 
-bool gguf_has_tokenizer(const GgufFile& file) { return has(file, "tokenizer.ggml.model"); }
+bool gguf_has_tokenizer(const GgufFile& file) { return gguf_has(file, "tokenizer.ggml.model"); }
 
 Result<TokenizerConfig> gguf_tokenizer_config(const GgufFile& file) {
   TokenizerConfig config;
   if (!gguf_has_tokenizer(file)) return config;
-  CLO_ASSIGN(const auto* const tokens, list<std::string>(file, "tokenizer.ggml.tokens"));
+  CLO_ASSIGN(const auto* const tokens, gguf_list<std::string>(file, "tokenizer.ggml.tokens"));
   for (const auto& [name, key] : {std::pair{"bos_token", "tokenizer.ggml.bos_token_id"},
                                   std::pair{"eos_token", "tokenizer.ggml.eos_token_id"},
                                   std::pair{"unk_token", "tokenizer.ggml.unknown_token_id"},
@@ -185,7 +179,7 @@ Result<TokenizerConfig> gguf_tokenizer_config(const GgufFile& file) {
     CLO_ASSIGN(const auto token, token_of(file, key, *tokens));
     if (token) config.special_tokens[name] = *token;
   }
-  if (has(file, "tokenizer.chat_template")) {
+  if (gguf_has(file, "tokenizer.chat_template")) {
     CLO_ASSIGN(config.chat_template, file.text("tokenizer.chat_template"));
     config.chat_template_where = file.where() + " tokenizer.chat_template";
   }

@@ -1,7 +1,8 @@
 #pragma once
-// The tokenizer of a GGUF file in the words of tokenizer.json, which the one reader of tokenizers
-// takes: vocabulary, merges, special tokens, split pattern by the name that the file gives it.
-// Byte-level BPE; other kinds and unknown patterns are refused by name.
+// The byte-level tokenizer of a GGUF file in the words of tokenizer.json, which the one reader of
+// tokenizers takes: vocabulary, merges, special tokens, split pattern by the name that the file
+// gives it. Unknown patterns are refused by name. Vocabularies with scores cannot be said in those
+// words: text/gguf_pieces.h reads them.
 #include <string>
 
 #include "clo/result.h"

@@ -13,7 +13,9 @@ class StreamDecoder {
  public:
   // Requires: the tokenizer outlives this object.
   explicit StreamDecoder(const Tokenizer& tokenizer, bool skip_special = true)
-      : tokenizer_(&tokenizer), skip_special_(skip_special) {}
+      : tokenizer_(&tokenizer),
+        skip_special_(skip_special),
+        spaces_to_drop_(tokenizer.decode_rules().leading_spaces) {}
 
   // The text that `id` completes; valid UTF-8, often empty.
   std::string push(TokenId id);
@@ -21,8 +23,14 @@ class StreamDecoder {
   std::string flush();
 
  private:
+  // What can be shown of held_; all of it when no more bytes can join it.
+  std::string release(bool all);
+  // `text` without the spaces that are dropped from the front of the whole.
+  std::string without_leading_spaces(std::string text);
+
   const Tokenizer* tokenizer_;
   bool skip_special_;
+  size_t spaces_to_drop_;  // until the first other character
   std::string held_;
 };
 

@@ -7,6 +7,7 @@
 #include "base/utf8.h"
 #include "io/gguf_model.h"
 #include "text/byte_level.h"
+#include "text/gguf_pieces.h"
 #include "text/gguf_tokenizer.h"
 #include "text/tokenizer_config.h"
 #include "text/tokenizer_parts.h"
@@ -32,7 +33,7 @@ class Encoding {
       if (section.id >= 0) {
         ids_.push_back(section.id);
       } else {
-        CLO_TRY(add_section(section.text, parse_special));
+        CLO_TRY(add_section(section.text, parse_special, section.text.data() == text.data()));
       }
     }
     return Ok{};
@@ -41,25 +42,26 @@ class Encoding {
   std::vector<TokenId> take() { return std::move(ids_); }
 
  private:
-  Status add_section(std::string_view text, bool parse_special) {
-    for (const NormalForm form : parts_.normal_forms) {
-      CLO_ASSIGN(std::string normal, normalize(form, text));
+  // `at_start`: whether the section is where the whole text begins.
+  Status add_section(std::string_view text, bool parse_special, bool at_start) {
+    for (const NormalizerStep& step : parts_.normalizer) {
+      CLO_ASSIGN(std::string normal, apply_step(step, text));
       text = keep(std::move(normal));
     }
-    if (parts_.normal_finder.empty()) return add_plain(text);
+    if (parts_.normal_finder.empty()) return add_plain(text, at_start);
     std::vector<AddedTokenFinder::Section> sections;
     parts_.normal_finder.split(text, parse_special, sections);
     for (const auto& section : sections) {
       if (section.id >= 0) {
         ids_.push_back(section.id);
       } else {
-        CLO_TRY(add_plain(section.text));
+        CLO_TRY(add_plain(section.text, at_start && section.text.data() == text.data()));
       }
     }
     return Ok{};
   }
 
-  Status add_plain(std::string_view text) {
+  Status add_plain(std::string_view text, bool at_start) {
     std::vector<std::string_view> pieces = {text}, parts;
     for (size_t i = 0; i <= parts_.splits.size(); ++i) {
       if (i == parts_.splits_before_prefix_space && parts_.add_prefix_space) {
@@ -75,8 +77,30 @@ class Encoding {
       for (const std::string_view piece : pieces) CLO_TRY(parts_.splits[i].split(piece, parts));
       pieces.swap(parts);
     }
-    for (const std::string_view piece : pieces) add_word(piece);
+    for (const std::string_view piece : pieces) {
+      if (parts_.metaspace) {
+        add_metaspace(*parts_.metaspace, piece, at_start);
+      } else {
+        add_word(piece);
+      }
+      at_start = false;
+    }
     return Ok{};
+  }
+
+  void add_metaspace(const Metaspace& metaspace, std::string_view text, bool at_start) {
+    std::string spaced = replace_all(text, " ", metaspace.replacement);
+    const bool prefixed = metaspace.prefix == Metaspace::Prefix::kAlways ||
+                          (metaspace.prefix == Metaspace::Prefix::kFirst && at_start);
+    if (prefixed && !spaced.starts_with(metaspace.replacement))
+      spaced.insert(0, metaspace.replacement);
+    std::string_view rest = keep(std::move(spaced));
+    while (metaspace.split && !rest.empty()) {
+      const size_t end = std::min(rest.find(metaspace.replacement, 1), rest.size());
+      add_word(rest.substr(0, end));
+      rest.remove_prefix(end);
+    }
+    if (!rest.empty()) add_word(rest);
   }
 
   void add_word(std::string_view word) {
@@ -90,13 +114,46 @@ class Encoding {
       }
     }
     const size_t begin = ids_.size();
-    const auto whole = parts_.ignore_merges ? parts_.ids.find(spell_bytes(word)) : parts_.ids.end();
-    if (whole != parts_.ids.end()) {
-      ids_.push_back(whole->second);
-    } else {
-      parts_.bpe.encode(word, scratch_, ids_);
-    }
+    append_tokens(word);
     if (cached) words_.emplace(word, Place{begin, ids_.size() - begin});
+  }
+
+  void append_tokens(std::string_view word) {
+    const bool byte_level = parts_.kind == TokenizerParts::Kind::kByteLevel;
+    if (parts_.ignore_merges) {
+      const int32_t whole =
+          byte_level ? parts_.model_token(spell_bytes(word)) : parts_.model_token(word);
+      if (whole >= 0) return ids_.push_back(whole);
+    }
+    if (parts_.kind == TokenizerParts::Kind::kPieces) {
+      parts_.pieces.encode(word, piece_scratch_, ids_);
+    } else if (byte_level) {
+      parts_.bpe.encode(word, scratch_, ids_);
+    } else {
+      set_characters(word);
+      parts_.bpe.merge(characters_, scratch_, ids_);
+    }
+  }
+
+  // The tokens that a word starts from, into characters_.
+  void set_characters(std::string_view word) {
+    characters_.clear();
+    bool after_unknown = false;
+    while (!word.empty()) {
+      const std::string_view character = word.substr(0, decode_utf8(word).length);
+      word.remove_prefix(character.size());
+      const int32_t token = parts_.model_token(character);
+      const bool unknown = token < 0 && !parts_.byte_fallback;
+      if (token >= 0) {
+        characters_.push_back(token);
+      } else if (parts_.byte_fallback) {
+        for (const char byte : character)
+          characters_.push_back(parts_.fallback_tokens[static_cast<unsigned char>(byte)]);
+      } else if (parts_.unknown >= 0 && !(parts_.fuse_unknown && after_unknown)) {
+        characters_.push_back(parts_.unknown);
+      }
+      after_unknown = unknown;
+    }
   }
 
   // Holds a string for as long as the pieces and cached words that point into it.
@@ -110,6 +167,8 @@ class Encoding {
   std::unordered_map<std::string_view, Place> words_;
   std::deque<std::string> kept_;
   BpeMerger::Scratch scratch_;
+  PieceMerger::Scratch piece_scratch_;
+  std::vector<int32_t> characters_;
 };
 
 bool begins_with(const std::vector<TokenId>& ids, const std::vector<TokenId>& prefix) {
@@ -156,11 +215,20 @@ Result<Tokenizer> Tokenizer::parse(std::string_view tokenizer_json, std::string 
   return Tokenizer(std::move(parts));
 }
 
+Result<Tokenizer> Tokenizer::from_gguf(const GgufFile& file) {
+  CLO_ASSIGN(const std::string kind, file.text("tokenizer.ggml.model"));
+  if (kind == "llama") {
+    CLO_ASSIGN(std::unique_ptr<TokenizerParts> parts, read_gguf_pieces(file));
+    return Tokenizer(std::move(parts));
+  }
+  CLO_ASSIGN(const std::string json, gguf_tokenizer_json(file));
+  return parse(json, file.where());
+}
+
 Result<Tokenizer> Tokenizer::load(const std::filesystem::path& model_dir) {
   if (is_gguf(model_dir)) {
     CLO_ASSIGN(const GgufFile file, GgufFile::open(model_dir));
-    CLO_ASSIGN(const std::string json, gguf_tokenizer_json(file));
-    return parse(json, model_dir.string());
+    return from_gguf(file);
   }
   const auto path = model_dir / "tokenizer.json";
   CLO_ASSIGN(const auto text, read_text_file(path));
@@ -169,7 +237,8 @@ Result<Tokenizer> Tokenizer::load(const std::filesystem::path& model_dir) {
     if (std::filesystem::exists(model_dir / "tokenizer.model", ignored)) {
       return Error{ErrorCode::kUnsupported,
                    "the model has a SentencePiece tokenizer (tokenizer.model) and no "
-                   "tokenizer.json; only byte-level BPE in tokenizer.json is supported",
+                   "tokenizer.json, which is what is read; transformers makes one: "
+                   "AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)",
                    model_dir.string()};
     }
     return Error{ErrorCode::kBadFile,
@@ -228,21 +297,43 @@ std::string Tokenizer::decode_bytes(TokenId id) const {
 }
 
 std::string Tokenizer::decode(std::span<const TokenId> ids, bool skip_special) const {
-  std::string bytes;
-  for (const TokenId id : ids)
-    if (contains(id) && !(skip_special && is_special(id)))
-      bytes += parts_->tokens[static_cast<size_t>(id)].bytes;
-
-  std::string text;
-  std::string_view rest = bytes;
-  while (!rest.empty()) {
-    const Utf8Step step = decode_utf8(rest);
-    text += step.kind == Utf8Step::Kind::kCodePoint ? rest.substr(0, step.length)
-                                                    : kReplacementCharacter;
-    rest.remove_prefix(step.length);
+  const DecodeRules& rules = parts_->decode_rules;
+  std::string text, run;  // a run of bytes that may spell characters together
+  const auto end_run = [&] {
+    std::string_view rest = run;
+    while (!rest.empty()) {
+      const Utf8Step step = decode_utf8(rest);
+      if (step.kind == Utf8Step::Kind::kCodePoint) {
+        text += rest.substr(0, step.length);
+      } else {
+        for (size_t i = 0; i < (rules.replace_each_byte ? step.length : 1); ++i)
+          text += kReplacementCharacter;
+      }
+      rest.remove_prefix(step.length);
+    }
+    run.clear();
+  };
+  for (const TokenId id : ids) {
+    if (!contains(id) || (skip_special && is_special(id))) continue;
+    if (may_be_partial(id)) {
+      run += decode_bytes(id);
+    } else {
+      end_run();
+      text += decode_bytes(id);
+    }
   }
-  return text;
+  end_run();
+  size_t spaces = 0;
+  while (spaces < rules.leading_spaces && text.substr(spaces, 1) == " ") ++spaces;
+  return text.substr(spaces);
 }
+
+bool Tokenizer::may_be_partial(TokenId id) const {
+  return contains(id) && (parts_->kind == TokenizerParts::Kind::kByteLevel ||
+                          parts_->tokens[static_cast<size_t>(id)].is_byte);
+}
+
+const DecodeRules& Tokenizer::decode_rules() const { return parts_->decode_rules; }
 
 bool Tokenizer::is_special(TokenId id) const {
   return contains(id) && parts_->tokens[static_cast<size_t>(id)].special;
@@ -259,16 +350,25 @@ std::optional<TokenId> Tokenizer::find(std::string_view content) const {
 int32_t Tokenizer::vocab_size() const { return static_cast<int32_t>(parts_->tokens.size()); }
 
 std::string Tokenizer::description() const {
-  std::string patterns, forms;
+  std::string patterns, steps;
   for (const SplitPattern& split : parts_->splits)
     patterns += (patterns.empty() ? "" : " then ") + name_pattern(split.source());
-  for (const NormalForm form : parts_->normal_forms)
-    forms += (forms.empty() ? "" : ", ") + std::string(normal_form_name(form));
-  return "byte-level BPE, " + std::to_string(parts_->ids.size()) + " tokens, split pattern " +
-         (patterns.empty() ? "none" : patterns) +
-         (parts_->add_prefix_space ? " after a prefix space" : "") + ", " +
-         std::to_string(parts_->added.size()) + " added, normaliser " +
-         (forms.empty() ? "none" : forms) + ", post-processor " + parts_->post_processor +
+  for (const NormalizerStep& step : parts_->normalizer)
+    steps += (steps.empty() ? "" : ", ") + std::string(step_name(step));
+  const std::string tokens = ", " + std::to_string(parts_->ids.size()) + " tokens, ";
+  std::string text;
+  if (parts_->kind == TokenizerParts::Kind::kByteLevel) {
+    text = "byte-level BPE" + tokens + "split pattern " + (patterns.empty() ? "none" : patterns) +
+           (parts_->add_prefix_space ? " after a prefix space" : "") + ", ";
+  } else {
+    text = std::string("SentencePiece BPE") +
+           (parts_->kind == TokenizerParts::Kind::kPieces ? " by scores" : "") + tokens +
+           (parts_->byte_fallback ? "byte fallback, " : "no byte fallback, ") +
+           (patterns.empty() ? "" : "split pattern " + patterns + ", ") +
+           (parts_->metaspace ? "Metaspace, " : "");
+  }
+  return text + std::to_string(parts_->added.size()) + " added, normaliser " +
+         (steps.empty() ? "none" : steps) + ", post-processor " + parts_->post_processor +
          (parts_->num_dropped_bytes == 0 ? ""
                                          : ", " + std::to_string(parts_->num_dropped_bytes) +
                                                " bytes without a token, which are dropped");

@@ -256,8 +256,8 @@ class Config(Case):
         config(quantization_config={"quant_method": "awq", "bits": 4}))
     test_bitsandbytes = bad_model("llama3", FILE, "quantization_config", "bitsandbytes")(
         config(quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True}))
-    test_sliding_window = bad_model("qwen2", FILE, "sliding_window", "512")(
-        config(sliding_window=512, use_sliding_window=True))
+    test_sliding_window = bad_model("qwen2", "sliding_window", "512", "--context 512")(
+        config(sliding_window=512, use_sliding_window=True, layer_types=None, max_window_layers=0))
     test_sliding_layers = bad_model("qwen2", FILE, "sliding_attention")(
         config(layer_types=["full_attention", "sliding_attention"]))
     test_size_zero = bad_model("llama3", FILE, "num_hidden_layers", "found 0")(

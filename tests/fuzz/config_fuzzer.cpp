@@ -21,6 +21,8 @@ void check_config(const clo::ModelConfig& config) {
   CLO_CHECK(config.num_kv_heads > 0 && config.num_q_heads % config.num_kv_heads == 0);
   CLO_CHECK(config.head_dim > 0 && config.head_dim % 2 == 0, config.head_dim);
   CLO_CHECK(config.hidden_size > 0 && config.num_layers > 0 && config.vocab_size > 0);
+  CLO_CHECK(config.sliding_window >= 0 && config.sliding_window < config.max_positions,
+            config.sliding_window);
   for (const int32_t id : config.eos_ids) CLO_CHECK(id >= 0 && id < config.vocab_size, id);
   for (const float frequency : clo::rope_inverse_frequencies(config.rope, config.head_dim)) {
     CLO_CHECK(std::isfinite(frequency) && frequency >= 0, frequency);
@@ -64,7 +66,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
 
 extern "C" size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t max_size,
                                           unsigned seed) {
-  constexpr std::array<std::string_view, 18> kFragments = {
+  constexpr std::array<std::string_view, 20> kFragments = {
       R"("rope_scaling":{"type":"yarn","factor":4.0},)",
       R"("rope_parameters":{"rope_type":"linear","factor":2},)",
       R"("truncate":false,)",
@@ -79,6 +81,8 @@ extern "C" size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t max
       R"("hidden_act":"silu",)",
       R"("dtype":"bfloat16",)",
       R"("layer_types":["full_attention","full_attention"],)",
+      R"("layer_types":["full_attention","sliding_attention"],)",
+      R"("sliding_window":64,"use_sliding_window":true,)",
       R"("quantization_config":{"quant_method":"awq"},)",
       R"("temperature":0.7,)",
       R"("top_k":20,)",

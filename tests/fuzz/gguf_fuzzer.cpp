@@ -27,6 +27,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (!config) return 0;
   CLO_CHECK(config->num_kv_heads > 0 && config->num_q_heads % config->num_kv_heads == 0);
   CLO_CHECK(config->head_dim > 0 && config->head_dim % 2 == 0 && config->vocab_size > 0);
+  CLO_CHECK(config->sliding_window >= 0 && config->sliding_window < config->max_positions);
   if (config->head_dim <= 4096) {
     (void)clo::rope_inverse_frequencies(config->rope, config->head_dim);
   }

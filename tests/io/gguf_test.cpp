@@ -9,6 +9,7 @@
 #include <iterator>
 
 #include "gguf_writer.h"
+#include "io/gguf_model.h"
 #include "temp_files.h"
 
 namespace clo {
@@ -232,6 +233,51 @@ TEST(Gguf, RefusesBrokenTensors) {
   expect_refused(Writer().head(1, 0).tensor("a", {4}, 0, 1 << 20).data(64), "truncated");
   expect_refused(Writer().head(2, 0).tensor("a", {4}, 0).tensor("a", {4}, 0).data(16),
                  "tensor \"a\" is there twice");
+}
+
+// The metadata that a model cannot do without, and one number more.
+Result<ModelConfig> config_with(const std::string& architecture, const std::string& key,
+                                int64_t value) {
+  Writer writer;
+  writer.head(1, 8).words("general.architecture", architecture);
+  const std::pair<const char*, uint32_t> integers[] = {{"embedding_length", 64},
+                                                       {"feed_forward_length", 80},
+                                                       {"block_count", 2},
+                                                       {"attention.head_count", 4},
+                                                       {"context_length", 2048}};
+  for (const auto& [name, number] : integers) writer.integer(architecture + "." + name, number);
+  writer.number(architecture + ".attention.layer_norm_rms_epsilon", 1e-5f);
+  writer.text(architecture + "." + key).put(uint32_t{11}).put(value);  // an int64
+  writer.tensor("token_embd.weight", {64, 4}, 0).data(64 * 4 * 4);
+  const auto file = parse(writer);
+  if (!file) return file.error();
+  return gguf_model_config(*file);
+}
+
+TEST(GgufConfig, CarriesASlidingWindow) {
+  const std::string key = "attention.sliding_window";
+  for (const auto& [found, carried] :
+       {std::pair{0, 0}, {64, 64}, {2047, 2047}, {2048, 0}, {4096, 0}}) {
+    const auto config = config_with("llama", key, found);
+    ASSERT_TRUE(config) << config.error().to_string();
+    EXPECT_EQ(config->sliding_window, carried) << found;
+  }
+  const auto negative = config_with("llama", key, -1);
+  ASSERT_FALSE(negative);
+  EXPECT_EQ(negative.error().code, ErrorCode::kBadFile);
+  EXPECT_NE(negative.error().message.find("\"llama.attention.sliding_window\" is -1"),
+            std::string::npos);
+}
+
+TEST(GgufConfig, RefusesByName) {
+  const auto refused = [](const Result<ModelConfig>& config, const std::string& words) {
+    ASSERT_FALSE(config) << words;
+    EXPECT_EQ(config.error().code, ErrorCode::kUnsupported);
+    EXPECT_NE(config.error().message.find(words), std::string::npos) << config.error().message;
+  };
+  refused(config_with("mistral3", "expert_count", 0), "\"mistral3\"; supported are llama");
+  refused(config_with("llama", "expert_count", 8),
+          "\"llama.expert_count\" is 8: a mixture of experts");
 }
 
 // Wherever a download ends, it is refused and nothing outside the bytes is read.

@@ -169,9 +169,8 @@ TEST(ModelConfig, BiasesAreTheFamilys) {
 }
 
 TEST(ModelConfig, RefusesOtherArchitecturesByName) {
-  for (const std::string name :
-       {"MistralForCausalLM", "Gemma2ForCausalLM", "MixtralForCausalLM", "Qwen2MoeForCausalLM",
-        "Qwen3MoeForCausalLM", "LlamaForSequenceClassification"}) {
+  for (const std::string name : {"Gemma2ForCausalLM", "MixtralForCausalLM", "Qwen2MoeForCausalLM",
+                                 "Qwen3MoeForCausalLM", "LlamaForSequenceClassification"}) {
     expect_refused(parse({{"architectures", "[\"" + name + "\"]"}}), kUnsupported,
                    {name, "Qwen3ForCausalLM"});
   }
@@ -179,23 +178,89 @@ TEST(ModelConfig, RefusesOtherArchitecturesByName) {
                  {"phi3"});
   expect_refused(parse({{"model_type", "\"mistral\""}}), kUnsupported,
                  {"LlamaForCausalLM", "\"mistral\""});
+  expect_refused(parse({{"architectures", "[\"Mistral3ForCausalLM\"]"}}), kUnsupported,
+                 {"Mistral3ForCausalLM", "MistralForCausalLM"});
   expect_refused(parse({{"architectures", "[]"}, {"model_type", ""}}), kBad,
                  {"architectures", "model_type"});
 }
 
-TEST(ModelConfig, SlidingWindowIsRefusedOnlyInForce) {
-  accepted(parse_qwen(2, {{"sliding_window", "64"}, {"use_sliding_window", "false"}}));
-  accepted(parse_qwen(2, {{"sliding_window", "64"}}));
-  accepted(parse_qwen(3, {{"layer_types", R"(["full_attention","full_attention"])"}}));
-  accepted(parse({{"sliding_window", "4096"}}));  // not below max_position_embeddings
-  accepted(parse({{"sliding_window", "64"}, {"use_sliding_window", "false"}}));
-  expect_refused(parse_qwen(2, {{"sliding_window", "64"}, {"use_sliding_window", "true"}}),
-                 kUnsupported, {"sliding_window", "64", "use_sliding_window"});
-  expect_refused(parse({{"sliding_window", "64"}}), kUnsupported, {"sliding_window", "64"});
-  expect_refused(parse_qwen(3, {{"layer_types", R"(["full_attention","sliding_attention"])"}}),
-                 kUnsupported, {"layer_types", "sliding_attention"});
+Result<ModelConfig> parse_mistral(std::map<std::string, std::string> changes) {
+  changes.emplace("architectures", "[\"MistralForCausalLM\"]");
+  changes.emplace("model_type", "\"mistral\"");
+  return parse(changes);
+}
+
+TEST(ModelConfig, Mistral7B) {
+  const std::string first = R"({
+    "architectures": ["MistralForCausalLM"], "bos_token_id": 1, "eos_token_id": 2,
+    "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02,
+    "intermediate_size": 14336, "max_position_embeddings": 32768, "model_type": "mistral",
+    "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-05, "rope_theta": 10000.0, "sliding_window": 4096,
+    "tie_word_embeddings": false, "torch_dtype": "bfloat16", "use_cache": true,
+    "vocab_size": 32000})";
+  const ModelConfig config = accepted(parse_model_config(first, "config.json"));
+  EXPECT_EQ(config.family, ModelFamily::kLlama);
+  EXPECT_EQ(config.architecture, "MistralForCausalLM");
+  EXPECT_EQ(config.num_kv_heads, 8);
+  EXPECT_EQ(config.head_dim, 128);
+  EXPECT_EQ(config.rope.theta, 10000.0);
+  EXPECT_EQ(config.sliding_window, 4096);
+  EXPECT_FALSE(config.attention_bias || config.output_bias || config.mlp_bias || config.qk_norm);
+  std::string third = first;
+  third.replace(third.find("4096,\n    \"tie"), 4, "null");
+  EXPECT_EQ(accepted(parse_model_config(third, "config.json")).sliding_window, 0);
+}
+
+// As transformers' MistralConfig: an absent key is not a null one.
+TEST(ModelConfig, MistralDefaults) {
+  const std::string long_context = "32768";
+  const auto mistral = [&](std::map<std::string, std::string> changes) {
+    changes.emplace("max_position_embeddings", long_context);
+    changes.emplace("num_attention_heads", "16");
+    return parse_mistral(changes);
+  };
+  EXPECT_EQ(accepted(mistral({})).sliding_window, 4096);
+  EXPECT_EQ(accepted(mistral({{"sliding_window", "null"}})).sliding_window, 0);
+  EXPECT_EQ(accepted(mistral({{"use_sliding_window", "false"}})).sliding_window, 4096);
+  EXPECT_EQ(accepted(mistral({{"num_key_value_heads", ""}})).num_kv_heads, 8);
+  EXPECT_EQ(accepted(mistral({{"num_key_value_heads", "null"}})).num_kv_heads, 16);
+  expect_refused(mistral({{"attention_bias", "true"}}), kUnsupported,
+                 {"attention_bias", "MistralForCausalLM"});
+  expect_refused(mistral({{"mlp_bias", "true"}}), kUnsupported, {"mlp_bias", "MistralForCausalLM"});
+}
+
+TEST(ModelConfig, SlidingWindowIsCarriedOnlyInForce) {
+  const auto window = [](const Result<ModelConfig>& config) {
+    return accepted(config).sliding_window;
+  };
+  const std::string sliding = R"(["full_attention","sliding_attention"])";
+  const std::string full = R"(["full_attention","full_attention"])";
+  EXPECT_EQ(window(parse_qwen(2, {{"sliding_window", "64"}, {"use_sliding_window", "false"}})), 0);
+  EXPECT_EQ(window(parse_qwen(2, {{"sliding_window", "64"}})), 0);
+  EXPECT_EQ(window(parse_qwen(3, {{"layer_types", full}})), 0);
+  EXPECT_EQ(
+      window(parse_qwen(
+          3, {{"layer_types", full}, {"sliding_window", "64"}, {"use_sliding_window", "true"}})),
+      0);
+  EXPECT_EQ(
+      window(parse_qwen(
+          3, {{"layer_types", sliding}, {"sliding_window", "64"}, {"use_sliding_window", "true"}})),
+      64);
+  EXPECT_EQ(window(parse_qwen(2, {{"sliding_window", "64"}, {"use_sliding_window", "true"}})), 64);
+  EXPECT_EQ(window(parse({{"sliding_window", "4096"}})), 0);  // not below the positions
+  EXPECT_EQ(window(parse({{"sliding_window", "64"}, {"use_sliding_window", "false"}})), 0);
+  EXPECT_EQ(window(parse({{"sliding_window", "64"}})), 64);
+  EXPECT_EQ(window(parse_mistral({{"sliding_window", "2047"}})), 2047);
+  EXPECT_EQ(window(parse_mistral({{"sliding_window", "2048"}})), 0);
+
+  expect_refused(parse_qwen(3, {{"layer_types", sliding}}), kUnsupported,
+                 {"layer_types", "sliding_attention", "sliding_window"});
+  expect_refused(parse_qwen(3, {{"layer_types", R"(["full_attention","linear_attention"])"}}),
+                 kUnsupported, {"layer_types", "linear_attention"});
   expect_refused(parse_qwen(3, {{"layer_types", R"(["full_attention"])"}}), kBad,
                  {"layer_types", "1 layers", "2"});
+  expect_refused(parse_mistral({{"sliding_window", "0"}}), kBad, {"sliding_window", "found 0"});
 }
 
 TEST(ModelConfig, RefusesWhatIsNotComputed) {

@@ -3,7 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <fstream>
+#include <functional>
 #include <iterator>
 #include <nlohmann/json.hpp>
 
@@ -73,9 +75,7 @@ struct Metadata {
     const std::string all = bytes();
     auto file = GgufFile::parse(std::as_bytes(std::span(all.data(), all.size())), "test.gguf");
     if (!file) return std::move(file).error();
-    auto json = gguf_tokenizer_json(*file);
-    if (!json) return std::move(json).error();
-    return Tokenizer::parse(*json, "test.gguf");
+    return Tokenizer::from_gguf(*file);
   }
 };
 
@@ -160,9 +160,9 @@ TEST(GgufTokenizer, RefusesByName) {
   };
   Metadata other(source, "deepseek-llm");
   refused(other, "\"deepseek-llm\"; known split patterns are llama-bpe", ErrorCode::kUnsupported);
-  Metadata pieces(source, "gpt-2");
-  pieces.kind = "llama";
-  refused(pieces, "\"llama\"; only byte-level BPE", ErrorCode::kUnsupported);
+  Metadata kind(source, "gpt-2");
+  kind.kind = "bert";
+  refused(kind, "\"bert\"; supported are gpt2 (byte-level BPE) and llama", ErrorCode::kUnsupported);
   Metadata types(source, "gpt-2");
   types.types.pop_back();
   refused(types, "token types", ErrorCode::kBadFile);
@@ -175,6 +175,116 @@ TEST(GgufTokenizer, RefusesByName) {
   Metadata bytes(source, "gpt-2");
   bytes.tokens[40] = "\xFF\xFE";
   refused(bytes, "not UTF-8", ErrorCode::kBadFile);
+}
+
+// A vocabulary with scores: right as it is, wrong in one thing each.
+struct Pieces {
+  std::vector<std::string> tokens = {"<unk>", "<s>", "</s>", "<tool>", "a", "b", "ab"};
+  std::vector<float> scores = {0, 0, 0, 0, -2, -3, -1};
+  std::vector<int32_t> types = {2, 3, 3, 4, 1, 1, 1};
+  int64_t bos = 1, unknown = -1;  // -1: not said
+  std::function<void(GgufWriter&)> more;
+
+  Result<Tokenizer> tokenizer() const {
+    GgufWriter values;
+    values.bytes.clear();
+    uint64_t count = 3;
+    values.words("tokenizer.ggml.model", "llama").texts("tokenizer.ggml.tokens", tokens);
+    values.integers("tokenizer.ggml.token_type", types);
+    if (!scores.empty()) {
+      values.numbers("tokenizer.ggml.scores", scores);
+      ++count;
+    }
+    if (bos >= 0) {
+      values.integer("tokenizer.ggml.bos_token_id", static_cast<uint32_t>(bos));
+      ++count;
+    }
+    if (unknown >= 0) {
+      values.integer("tokenizer.ggml.unknown_token_id", static_cast<uint32_t>(unknown));
+      ++count;
+    }
+    if (more) {
+      more(values);
+      ++count;
+    }
+    GgufWriter whole;
+    whole.head(0, count);
+    whole.bytes += values.bytes;
+    auto file = GgufFile::parse(std::as_bytes(std::span(whole.bytes.data(), whole.bytes.size())),
+                                "test.gguf");
+    if (!file) return std::move(file).error();
+    return Tokenizer::from_gguf(*file);
+  }
+};
+
+TEST(GgufPieces, AreReadAndRefusedByName) {
+  const auto whole = Pieces{}.tokenizer();
+  ASSERT_TRUE(whole) << whole.error().to_string();
+  EXPECT_EQ(*whole->encode("ab<tool>zz", {true, true}), (std::vector<TokenId>{1, 0, 6, 3, 0}));
+
+  const auto refused = [](const char* words, auto change, ErrorCode code = ErrorCode::kBadFile) {
+    Pieces pieces;
+    change(pieces);
+    const auto tokenizer = pieces.tokenizer();
+    ASSERT_FALSE(tokenizer) << words;
+    EXPECT_EQ(tokenizer.error().code, code);
+    EXPECT_EQ(tokenizer.error().where, "test.gguf");
+    EXPECT_NE(tokenizer.error().message.find(words), std::string::npos)
+        << tokenizer.error().message;
+  };
+  refused("\"tokenizer.ggml.scores\" is missing", [](Pieces& p) { p.scores.clear(); });
+  refused("7 tokens, 6 scores and 7 token types", [](Pieces& p) { p.scores.pop_back(); });
+  refused("7 tokens, 7 scores and 8 token types", [](Pieces& p) { p.types.push_back(1); });
+  refused("\"tokenizer.ggml.tokens\" is empty", [](Pieces& p) {
+    p.tokens.clear();
+    p.types.clear();
+    p.scores.clear();
+    p.more = [](GgufWriter& values) { values.numbers("tokenizer.ggml.scores", {}); };
+  });
+  refused("token 4 of the tokenizer has 0 bytes", [](Pieces& p) { p.tokens[4] = ""; });
+  refused("token 4 of the tokenizer has 1025 bytes",
+          [](Pieces& p) { p.tokens[4] = std::string(1025, 'x'); });
+  refused("token 4 of the tokenizer is not UTF-8", [](Pieces& p) { p.tokens[4] = "\xFF"; });
+  refused("token 6 of the tokenizer has a score that is no number",
+          [](Pieces& p) { p.scores[6] = std::nanf(""); });
+  refused("token 5 of the tokenizer, \"a\", occurs twice", [](Pieces& p) { p.tokens[5] = "a"; });
+  refused("token 6 of the tokenizer is of type 7", [](Pieces& p) { p.types[6] = 7; });
+  refused("token 6 of the tokenizer is of type byte", [](Pieces& p) { p.types[6] = 6; });
+  refused("tokens for 1 of the 256 bytes", [](Pieces& p) {
+    p.types[6] = 6;
+    p.tokens[6] = "<0x41>";
+  });
+  refused("found \"<0x4a>\"", [](Pieces& p) {
+    p.types[5] = p.types[6] = 6;
+    p.tokens[5] = "<0x4A>";
+    p.tokens[6] = "<0x4a>";
+  });
+  refused("neither byte tokens nor an unknown token", [](Pieces& p) { p.types[0] = 3; });
+  refused("\"tokenizer.ggml.unknown_token_id\" is 7", [](Pieces& p) { p.unknown = 7; });
+  refused("\"tokenizer.ggml.bos_token_id\" is 7", [](Pieces& p) { p.bos = 7; });
+  refused("\"tokenizer.ggml.bos_token_id\" is missing", [](Pieces& p) { p.bos = -1; });
+  refused("\"tokenizer.ggml.eos_token_id\" is missing", [](Pieces& p) {
+    p.more = [](GgufWriter& values) { values.flag("tokenizer.ggml.add_eos_token", true); };
+  });
+  refused("\"tokenizer.ggml.add_space_prefix\" is no truth value", [](Pieces& p) {
+    p.more = [](GgufWriter& values) { values.integer("tokenizer.ggml.add_space_prefix", 1); };
+  });
+  refused(
+      "\"tokenizer.ggml.remove_extra_whitespaces\" is true",
+      [](Pieces& p) {
+        p.more = [](GgufWriter& values) {
+          values.flag("tokenizer.ggml.remove_extra_whitespaces", true);
+        };
+      },
+      ErrorCode::kUnsupported);
+  refused(
+      "\"tokenizer.ggml.precompiled_charsmap\"",
+      [](Pieces& p) {
+        p.more = [](GgufWriter& values) {
+          values.integers("tokenizer.ggml.precompiled_charsmap", {1});
+        };
+      },
+      ErrorCode::kUnsupported);
 }
 
 }  // namespace

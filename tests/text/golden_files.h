@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "io/gguf.h"
 #include "text/tokenizer.h"
 
 namespace clo {
@@ -30,6 +31,23 @@ inline Tokenizer golden_tokenizer(const std::string& name) {
   return std::move(tokenizer).value();
 }
 
+inline std::filesystem::path pieces_dir() { return golden_dir() / "pieces"; }
+
+inline Tokenizer library_pieces(const std::string& name) {
+  auto tokenizer = Tokenizer::parse(read_file(pieces_dir() / (name + ".json")), name);
+  EXPECT_TRUE(tokenizer) << tokenizer.error().to_string();
+  return std::move(tokenizer).value();
+}
+
+inline Tokenizer scored_pieces(const std::string& name) {
+  auto tokenizer = Tokenizer::load(pieces_dir() / (name + ".gguf"));
+  EXPECT_TRUE(tokenizer) << tokenizer.error().to_string();
+  return std::move(tokenizer).value();
+}
+
+inline constexpr const char* kLibraryPieces[] = {"prepend", "normalized", "first",
+                                                 "always",  "never",      "dropped"};
+inline constexpr const char* kScoredPieces[] = {"llama", "ties"};
 inline constexpr const char* kGoldenTokenizers[] = {"gpt2", "llama3", "qwen2", "flags",
                                                     "recall-7m"};
 

@@ -10,8 +10,11 @@ namespace {
 
 TEST(StreamDecoder, PiecesJoinToDecode) {
   std::mt19937 random(3);
-  for (const char* name : kGoldenTokenizers) {
-    const Tokenizer tokenizer = golden_tokenizer(name);
+  std::vector<Tokenizer> tokenizers;
+  for (const char* name : kGoldenTokenizers) tokenizers.push_back(golden_tokenizer(name));
+  for (const char* name : kLibraryPieces) tokenizers.push_back(library_pieces(name));
+  for (const char* name : kScoredPieces) tokenizers.push_back(scored_pieces(name));
+  for (const Tokenizer& tokenizer : tokenizers) {
     for (int round = 0; round < 2000; ++round) {
       std::vector<TokenId> ids(random() % 30);
       // The first tokens are single bytes: most sequences are broken UTF-8.
@@ -26,7 +29,7 @@ TEST(StreamDecoder, PiecesJoinToDecode) {
         text += piece;
       }
       text += stream.flush();
-      ASSERT_EQ(text, tokenizer.decode(ids, skip)) << name;
+      ASSERT_EQ(text, tokenizer.decode(ids, skip)) << tokenizer.description();
     }
   }
 }

@@ -1,5 +1,6 @@
 // Every way in which a tokenizer.json can be wrong or beyond us, by code and named culprit.
 #include <functional>
+#include <span>
 
 #include "golden_files.h"
 
@@ -72,11 +73,10 @@ const Refusal kRefusals[] = {
          nested = {{"type", "Sequence"}, {"normalizers", Json::array({nested})}};
        j["normalizer"] = nested;
      }},
-    {"\"Metaspace\"", kUnsupported,
-     [](Json& j) {
-       j["pre_tokenizer"] = {{"type", "Metaspace"}};
-     }},
-    {"without ByteLevel", kUnsupported, [](Json& j) { j["pre_tokenizer"] = nullptr; }},
+    {"\"BertPreTokenizer\"", kUnsupported,
+     [](Json& j) { j["pre_tokenizer"]["pretokenizers"][0]["type"] = "BertPreTokenizer"; }},
+    {"\"ByteLevel\" without a ByteLevel pre-tokenizer", kUnsupported,
+     [](Json& j) { j["pre_tokenizer"] = nullptr; }},
     {"\"Digits\" after ByteLevel", kUnsupported,
      [](Json& j) {
        j["pre_tokenizer"]["pretokenizers"].push_back({{"type", "Digits"}});
@@ -116,13 +116,86 @@ const Refusal kRefusals[] = {
      [](Json& j) {
        j["decoder"] = {{"type", "WordPiece"}};
      }},
-    {"a decoder without ByteLevel", kUnsupported, [](Json& j) { j["decoder"] = nullptr; }},
+    {"a decoder that has no ByteLevel", kUnsupported, [](Json& j) { j["decoder"] = nullptr; }},
 };
 
-TEST(TokenizerRefusals, NameTheCulprit) {
-  const Json whole = Json::parse(read_file(golden_dir() / "tokenizer_qwen2.json"));
+// The same for tokenizers without bytes of their own.
+const Refusal kPieceRefusals[] = {
+    {"\"Unigram\"", kUnsupported, [](Json& j) { j["model"]["type"] = "Unigram"; }},
+    {"byte_fallback", kBadFile, [](Json& j) { j["model"]["byte_fallback"] = "yes"; }},
+    {"fuse_unk", kBadFile, [](Json& j) { j["model"]["fuse_unk"] = 1; }},
+    {"unk_token", kBadFile, [](Json& j) { j["model"]["unk_token"] = "<none>"; }},
+    {"unk_token", kBadFile, [](Json& j) { j["model"]["unk_token"] = 0; }},
+    {"byte_fallback without a token \"<0x41>\"", kUnsupported,
+     [](Json& j) { j["model"]["vocab"].erase("<0x41>"); }},
+    {"\"Lowercase\"", kUnsupported,
+     [](Json& j) {
+       j["normalizer"]["normalizers"].push_back({{"type", "Lowercase"}});
+     }},
+    {"\"Precompiled\"", kUnsupported,
+     [](Json& j) {
+       j["normalizer"] = {{"type", "Precompiled"}, {"precompiled_charsmap", "AAAA"}};
+     }},
+    {"\"prepend\"", kBadFile, [](Json& j) { j["normalizer"]["normalizers"][0].erase("prepend"); }},
+    {"\"content\"", kBadFile, [](Json& j) { j["normalizer"]["normalizers"][1]["content"] = ""; }},
+    {"\"String\"", kBadFile,
+     [](Json& j) {
+       j["normalizer"]["normalizers"][1]["pattern"] = {{"String", ""}};
+     }},
+    {"a Replace normalizer with a regular expression", kUnsupported,
+     [](Json& j) {
+       j["normalizer"]["normalizers"][1]["pattern"] = {{"Regex", " "}};
+     }},
+    {"\"replacement\"", kBadFile,
+     [](Json& j) {
+       j["pre_tokenizer"] = {{"type", "Metaspace"}};
+     }},
+    {"one character", kBadFile,
+     [](Json& j) {
+       j["pre_tokenizer"] = {{"type", "Metaspace"}, {"replacement", "__"}};
+     }},
+    {"\"prepend_scheme\" must be \"always\", \"first\" or \"never\", found \"last\"", kBadFile,
+     [](Json& j) {
+       j["pre_tokenizer"] = {
+           {"type", "Metaspace"}, {"replacement", "_"}, {"prepend_scheme", "last"}};
+     }},
+    {"\"add_prefix_space\" is false", kBadFile,
+     [](Json& j) {
+       j["pre_tokenizer"] = {
+           {"type", "Metaspace"}, {"replacement", "_"}, {"add_prefix_space", false}};
+     }},
+    {"\"Digits\" after Metaspace", kUnsupported,
+     [](Json& j) {
+       const Json metaspace = {{"type", "Metaspace"}, {"replacement", "_"}};
+       j["pre_tokenizer"] = {{"type", "Sequence"},
+                             {"pretokenizers", {metaspace, {{"type", "Digits"}}}}};
+     }},
+    {"without a decoder", kUnsupported, [](Json& j) { j["decoder"] = nullptr; }},
+    {"\"Metaspace\" without a ByteLevel pre-tokenizer", kUnsupported,
+     [](Json& j) {
+       j["decoder"] = {{"type", "Metaspace"}, {"replacement", "_"}};
+     }},
+    {"\"Replace\" after ByteFallback", kUnsupported,
+     [](Json& j) { std::swap(j["decoder"]["decoders"][0], j["decoder"]["decoders"][1]); }},
+    {"\"ByteFallback\" after Fuse", kUnsupported,
+     [](Json& j) { std::swap(j["decoder"]["decoders"][1], j["decoder"]["decoders"][2]); }},
+    {"a Strip decoder before Fuse", kUnsupported,
+     [](Json& j) { std::swap(j["decoder"]["decoders"][2], j["decoder"]["decoders"][3]); }},
+    {"a second Strip", kUnsupported,
+     [](Json& j) { j["decoder"]["decoders"].push_back(j["decoder"]["decoders"][3]); }},
+    {"content \"x\"", kUnsupported, [](Json& j) { j["decoder"]["decoders"][3]["content"] = "x"; }},
+    {"\"start\"", kBadFile, [](Json& j) { j["decoder"]["decoders"][3]["start"] = -1; }},
+    {"\"stop\" 1", kUnsupported, [](Json& j) { j["decoder"]["decoders"][3]["stop"] = 1; }},
+    {"a Replace decoder with a regular expression", kUnsupported,
+     [](Json& j) {
+       j["decoder"]["decoders"][0]["pattern"] = {{"Regex", "x"}};
+     }},
+};
+
+void expect_refusals(const std::filesystem::path& file, std::span<const Refusal> refusals) {
+  const Json whole = Json::parse(read_file(file));
   ASSERT_TRUE(Tokenizer::parse(whole.dump(), "here"));
-  for (const Refusal& refusal : kRefusals) {
+  for (const Refusal& refusal : refusals) {
     Json changed = whole;
     refusal.change(changed);
     const auto made = Tokenizer::parse(changed.dump(), "here");
@@ -132,6 +205,14 @@ TEST(TokenizerRefusals, NameTheCulprit) {
         << "no " << refusal.named << " in: " << made.error().to_string();
     EXPECT_EQ(made.error().where, "here");
   }
+}
+
+TEST(TokenizerRefusals, NameTheCulprit) {
+  expect_refusals(golden_dir() / "tokenizer_qwen2.json", kRefusals);
+}
+
+TEST(TokenizerRefusals, NameTheCulpritOfPieces) {
+  expect_refusals(pieces_dir() / "prepend.json", kPieceRefusals);
 }
 
 TEST(TokenizerRefusals, TextThatIsNotJsonIsExplained) {

@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""Writes the seeds of the safetensors and config fuzzers beside this script.
+"""Writes the seeds of the safetensors, config and gguf_tokenizer fuzzers beside this script, and
+those of the tokenizer fuzzer whose names begin with "pieces".
 
 Usage: make_corpus.py
 
-valid_* must be accepted and bad_* refused: tests/io/corpus_test.cpp checks that. Inputs that a fuzzer
+valid_* must be accepted and bad_* refused: tests/io/corpus_test.cpp and tests/text/corpus_test.cpp
+check that. Inputs that a fuzzer
 found are added by hand as found_*; they must only not crash.
 """
 import json
@@ -57,13 +59,103 @@ CONFIG = {
         type="yarn", factor=4.0, original_max_position_embeddings=64)),
     "valid_qwen3": dict(QWEN3, bos_token_id=1, eos_token_id=2, tie_word_embeddings=True),
     "bad_dynamic": dict(LLAMA, rope_scaling=dict(type="dynamic", factor=2.0)),
-    "bad_window": dict(QWEN2, use_sliding_window=True),
+    "valid_window": dict(QWEN2, use_sliding_window=True),
+    "valid_mistral": dict(LLAMA, architectures=["MistralForCausalLM"], model_type="mistral",
+                          max_position_embeddings=32768),
+    "bad_window": dict(QWEN3, layer_types=["full_attention", "sliding_attention"]),
     "bad_quantised": dict(LLAMA, quantization_config=dict(quant_method="awq")),
     "bad_heads": dict(LLAMA, num_key_value_heads=3),
 }
 
+SPACE = "\u2581"
+BYTES = [f"<0x{b:02X}>" for b in range(256)]
+SEED_TEXT = "ab  aab<tool> \u00e9\U0001F600<s>b a"
+
+
+def text(value):
+    raw = value.encode()
+    return struct.pack("<Q", len(raw)) + raw
+
+
+def gguf(values):
+    """Metadata alone; lists are of strings, integers or floats by their first element."""
+    out = b"GGUF" + struct.pack("<IQQ", 3, 0, len(values))
+    for key, value in values.items():
+        out += text(key)
+        if isinstance(value, bool):
+            out += struct.pack("<IB", 7, value)
+        elif isinstance(value, int):
+            out += struct.pack("<II", 4, value)
+        elif isinstance(value, str):
+            out += struct.pack("<I", 8) + text(value)
+        else:
+            kind = {str: 8, int: 5, float: 6}[type(value[0])]
+            out += struct.pack("<IIQ", 9, kind, len(value))
+            for item in value:
+                out += text(item) if kind == 8 else struct.pack("<i" if kind == 5 else "<f", item)
+    return out
+
+
+def scored(tokens, types, scores, **more):
+    return gguf({"tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": tokens,
+                 "tokenizer.ggml.token_type": types, "tokenizer.ggml.scores": scores,
+                 "tokenizer.ggml.bos_token_id": 1,
+                 **{"tokenizer.ggml." + key: value for key, value in more.items()}})
+
+
+ENDS = ["<unk>", "<s>", "</s>", "<tool>"]
+PIECES = [SPACE, "a", "b", "ab", "aa", SPACE + "a", "aab", SPACE * 2]
+SCORES = [-9.0, -9.0, -9.0, -1.0, -1.0, -2.0, -3.0, -4.0]
+GGUF_TOKENIZER = {
+    "valid_unknown.gguf": scored(ENDS + PIECES, [2, 3, 3, 4] + [1] * 6 + [5, 1], [0.0] * 4 + SCORES),
+    "valid_bytes.gguf": scored(ENDS + BYTES + PIECES, [2, 3, 3, 4] + [6] * 256 + [1] * 8,
+                               [0.0] * 260 + SCORES, add_space_prefix=False, add_eos_token=True,
+                               eos_token_id=2),
+    "valid_byte_level.gguf": gguf({
+        "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": ["<s>", "a", "b", "ab", "\u0120", "\u0120a"],
+        "tokenizer.ggml.token_type": [3, 1, 1, 1, 1, 1],
+        "tokenizer.ggml.merges": ["a b", "\u0120 a"]}),
+    "bad_scores.gguf": scored(ENDS + PIECES, [2, 3, 3, 4] + [1] * 8, SCORES),
+    "bad_bytes.gguf": scored(["<s>", "</s>", "<0x41>"], [3, 3, 6], [0.0] * 3),
+}
+
+
+def pieces(tokens, normalizer, pre_tokenizer, **model):
+    tree = {"added_tokens": [
+        {"id": i, "content": c, "special": c != "<tool>", "normalized": i == 2}
+        for i, c in enumerate(ENDS)],
+        "normalizer": normalizer, "pre_tokenizer": pre_tokenizer,
+        "post_processor": {"type": "TemplateProcessing", "single": [
+            {"SpecialToken": {"id": "<s>"}}, {"Sequence": {"id": "A"}}],
+            "special_tokens": {"<s>": {"ids": [1]}}},
+        "decoder": {"type": "Sequence", "decoders": [
+            {"type": "Replace", "pattern": {"String": SPACE}, "content": " "},
+            {"type": "ByteFallback"}, {"type": "Fuse"},
+            {"type": "Strip", "content": " ", "start": 1, "stop": 0}]},
+        "model": {"type": "BPE", "unk_token": "<unk>", **model,
+                  "vocab": {t: i for i, t in enumerate(tokens)},
+                  "merges": [["a", "b"], ["a", "ab"], [SPACE, "a"], [SPACE, SPACE]]}}
+    return json.dumps(tree, ensure_ascii=False, separators=(",", ":")).encode() + (
+        b"\0" + SEED_TEXT.encode())
+
+
+METASPACE = {"type": "Metaspace", "replacement": SPACE, "prepend_scheme": "first", "split": False}
+TOKENIZER = {
+    "pieces_prepend.bin": pieces(ENDS + BYTES + PIECES, {"type": "Sequence", "normalizers": [
+        {"type": "Prepend", "prepend": SPACE},
+        {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}]}, None,
+        byte_fallback=True, fuse_unk=True),
+    "pieces_first.bin": pieces(ENDS + PIECES, None, METASPACE, fuse_unk=True, ignore_merges=True),
+    "pieces_split.bin": pieces(ENDS + PIECES, {"type": "NFC"}, dict(METASPACE, split=True)),
+}
+
 
 def main():
+    for folder, seeds in {"gguf_tokenizer": GGUF_TOKENIZER, "tokenizer": TOKENIZER}.items():
+        (HERE / folder).mkdir(exist_ok=True)
+        for name, content in seeds.items():
+            (HERE / folder / name).write_bytes(content)
     for name, content in SAFETENSORS.items():
         path = HERE / "safetensors" / name
         path.parent.mkdir(exist_ok=True)
