@@ -223,8 +223,9 @@ class Config(Case):
     test_activation = bad_model("llama3", FILE, "hidden_act", "gelu")(config(hidden_act="gelu"))
     test_quantised = bad_model("llama3", FILE, "quantization_config", "gptq")(
         config(quantization_config={"quant_method": "gptq", "bits": 4}))
-    test_sliding_window = bad_model("qwen2", FILE, "sliding_window", "512")(
-        config(sliding_window=512, use_sliding_window=True))
+    test_sliding_window = bad_model("qwen2", "sliding_window is 512", "--context 512 or less")(
+        config(sliding_window=512, use_sliding_window=True,
+               layer_types=["full_attention", "sliding_attention"]))
     test_sliding_layers = bad_model("qwen2", FILE, "sliding_attention")(
         config(layer_types=["full_attention", "sliding_attention"]))
     test_size_zero = bad_model("llama3", FILE, "num_hidden_layers", "found 0")(
@@ -237,6 +238,12 @@ class Config(Case):
         config(intermediate_size=720))
     test_fewer_layers_in_the_file = bad_model("recall", "model.layers.8", "missing")(
         config(num_hidden_layers=9))
+
+    def test_context_within_the_window_is_accepted(self):
+        model = self.copy("recall")
+        config(sliding_window=512, use_sliding_window=True, layer_types=None)(model)
+        self.succeeds("inspect", "-m", model, "--context", "512")
+        self.refused(3, ["sliding_window is 512"], "inspect", "-m", model, "--context", "513")
 
     def test_switched_off_window_is_accepted(self):
         model = self.copy("recall")
