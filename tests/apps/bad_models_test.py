@@ -256,8 +256,9 @@ class Config(Case):
         config(quantization_config={"quant_method": "awq", "bits": 4}))
     test_bitsandbytes = bad_model("llama3", FILE, "quantization_config", "bitsandbytes")(
         config(quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True}))
-    test_sliding_window = bad_model("qwen2", "sliding_window", "512", "--context 512")(
-        config(sliding_window=512, use_sliding_window=True, layer_types=None, max_window_layers=0))
+    test_sliding_window = bad_model("qwen2", "sliding_window is 512", "--context 512 or less")(
+        config(sliding_window=512, use_sliding_window=True,
+               layer_types=["full_attention", "sliding_attention"]))
     test_sliding_layers = bad_model("qwen2", FILE, "sliding_attention")(
         config(layer_types=["full_attention", "sliding_attention"]))
     test_size_zero = bad_model("llama3", FILE, "num_hidden_layers", "found 0")(
@@ -270,6 +271,12 @@ class Config(Case):
         config(intermediate_size=720))
     test_fewer_layers_in_the_file = bad_model("recall", "model.layers.8", "missing")(
         config(num_hidden_layers=9))
+
+    def test_context_within_the_window_is_accepted(self):
+        model = self.copy("recall")
+        config(sliding_window=512, use_sliding_window=True, layer_types=None)(model)
+        self.succeeds("inspect", "-m", model, "--context", "512")
+        self.refused(3, ["sliding_window is 512"], "inspect", "-m", model, "--context", "513")
 
     def test_switched_off_window_is_accepted(self):
         model = self.copy("recall")
