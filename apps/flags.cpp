@@ -249,7 +249,7 @@ void EngineFlags::add_to(CLI::App& app, bool with_context) {
   };
   add("--backend", backend, "auto (a GPU where one is there), cpu or cuda");
   add("--threads", threads, "CPU threads (all cores)");
-  add("--dtype", dtype, "Weights, KV and products: auto (as the files), f32, bf16");
+  add("--dtype", dtype, "KV, products and plain weights: auto (as the files), f32, bf16");
   add("--weights", weights,
       "Weights in memory: auto (quantised files stay so on the CPU), bf16, f32, int8, q4");
   add("--device-memory,--gpu-memory", device_memory,

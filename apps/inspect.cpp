@@ -130,8 +130,7 @@ Result<int> inspect(const InspectFlags& flags) {
   CLO_ASSIGN(const GenerationConfig generation, load_generation_config(dir, config));
   CLO_ASSIGN(const TensorFiles files, TensorFiles::open(model));
   CLO_TRY(check_tensors(config, files));
-  CLO_ASSIGN(const Tokenizer tokenizer,
-             model.gguf() ? Tokenizer::from_gguf(*model.gguf()) : Tokenizer::load(dir));
+  CLO_ASSIGN(const Tokenizer tokenizer, Tokenizer::load(model));
   CLO_TRY(check_vocabulary(tokenizer, config, dir));
   CLO_ASSIGN(const auto chat_template, ChatTemplate::load(model));
   CLO_ASSIGN(const BackendChoice choice, choose_backend(config, options));

@@ -29,8 +29,8 @@ enum class WeightStorage : uint8_t { kAuto, kF32, kBF16, kInt8, kQ4 };
 enum class Backend : uint8_t { kAuto, kCpu, kCuda };
 
 struct EngineOptions {
-  std::string model_dir;                 // a Hugging Face model directory or hub cache folder
-  WeightType dtype = WeightType::kAuto;  // weights, KV and products; auto: what the files hold
+  std::string model_dir;                 // a model directory, hub cache folder or GGUF file
+  WeightType dtype = WeightType::kAuto;  // KV, products, plain weights; auto: what the files hold
   // auto: on the CPU quantised files stay quantised, everything else is of `dtype`.
   WeightStorage weights = WeightStorage::kAuto;
   Backend backend = Backend::kAuto;

@@ -51,8 +51,7 @@ Status Engine::Impl::build(const ModelFiles& model) {
   const bool has_tokenizer = model.gguf() ? gguf_has_tokenizer(*model.gguf())
                                           : std::filesystem::exists(dir / "tokenizer.json");
   if (options.require_tokenizer || has_tokenizer) {
-    CLO_ASSIGN(tokenizer,
-               model.gguf() ? Tokenizer::from_gguf(*model.gguf()) : Tokenizer::load(dir));
+    CLO_ASSIGN(tokenizer, Tokenizer::load(model));
   }
   CLO_ASSIGN(chat_template, ChatTemplate::load(model));
   CLO_ASSIGN(generation, load_generation_config(dir, config));

@@ -62,7 +62,7 @@ int32_t resolve_prefill_chunk(const ModelConfig& config, const EngineOptions& op
 
 Result<WeightPlan> weight_plan(const ModelConfig& config, const EngineOptions& options,
                                const KvShape& shape) {
-  return plan_weights(config, options.weights, shape.type, options.backend != Backend::kCuda);
+  return plan_weights(config, options.weights, shape.type, options.backend == Backend::kCuda);
 }
 
 int64_t weight_bytes(const ModelConfig& config, const EngineOptions& options,

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "base/try.h"
-#include "io/gguf_model.h"
 #include "io/json_object.h"
 #include "io/refusal.h"
 #include "io/rope_reader.h"
@@ -282,10 +281,6 @@ class ConfigReader {
 }  // namespace
 
 Result<ModelConfig> load_model_config(const std::filesystem::path& model_dir) {
-  if (is_gguf(model_dir)) {
-    CLO_ASSIGN(const GgufFile file, GgufFile::open(model_dir));
-    return gguf_model_config(file);
-  }
   CLO_ASSIGN(const JsonObject json, JsonObject::read(model_dir / "config.json", kMaxConfigBytes));
   return ConfigReader(json).read();
 }

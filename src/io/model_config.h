@@ -46,7 +46,7 @@ struct ModelConfig {
   std::vector<int32_t> eos_ids;
 };
 
-// Reads config.json of a model directory, or the metadata of a GGUF file.
+// Reads config.json of a model directory (ModelFiles::config() also the metadata of a GGUF file).
 // Fails: kUnsupported for a model or feature that is refused, kBadFile for a missing or
 // malformed file, a missing key, or a value of the wrong type or out of range; the key is named.
 Result<ModelConfig> load_model_config(const std::filesystem::path& model_dir);

@@ -64,8 +64,9 @@ class Loader {
   // Elements converted at a time: both buffers stay in the cache.
   static constexpr int64_t kPiece = int64_t{1} << 16;
 
-  // A part of a matrix in blocks: whole groups of eight rows, but for the last part's end. The
-  // groups are shared among threads: all of a file's numbers are touched here.
+  // A part of a matrix in blocks, written where it will lie: only the CPU computes with these.
+  // Whole groups of eight rows, but for the last part's end; they are shared among threads, since
+  // all of a file's numbers are touched here.
   Status put_blocks(std::byte* target, const std::string& name, std::span<const int64_t> shape,
                     WeightBlocks blocks) {
     const int64_t rows = shape[0], cols = shape[1];
@@ -162,6 +163,22 @@ struct Maker {
 
 constexpr const char* kHead = "lm_head.weight";
 
+std::string_view storage_name(WeightStorage storage) {
+  switch (storage) {
+    case WeightStorage::kAuto:
+      return "auto";
+    case WeightStorage::kF32:
+      return "f32";
+    case WeightStorage::kBF16:
+      return "bf16";
+    case WeightStorage::kInt8:
+      return "int8";
+    case WeightStorage::kQ4:
+      return "q4";
+  }
+  return "unknown";
+}
+
 struct Sizes {
   int64_t q, kv, hidden, inner;
 };
@@ -202,21 +219,24 @@ std::vector<std::pair<std::string, Shape>> expected_tensors(const ModelConfig& c
 }
 
 Result<WeightPlan> plan_weights(const ModelConfig& c, WeightStorage storage, DType type,
-                                bool blocks_supported) {
+                                bool one_type) {
   WeightPlan plan;
   plan.type = type;
   if (storage == WeightStorage::kF32) plan.type = DType::kF32;
   if (storage == WeightStorage::kBF16) plan.type = DType::kBF16;
-  if (storage == WeightStorage::kAuto && blocks_supported) plan.blocks = c.file_blocks;
-  if (storage != WeightStorage::kInt8 && storage != WeightStorage::kQ4) return plan;
-  const char* name = storage == WeightStorage::kInt8 ? "--weights int8" : "--weights q4";
-  if (!blocks_supported) {
+  const bool in_blocks = storage == WeightStorage::kInt8 || storage == WeightStorage::kQ4;
+  const std::string name = "--weights " + std::string(storage_name(storage));
+  if (one_type && (in_blocks || plan.type != type)) {
     return Error{ErrorCode::kUnsupported,
-                 "this backend computes with weights in bf16 alone; leave the flag out, or use "
-                 "--backend cpu",
+                 "this backend computes with weights in " + std::string(dtype_name(type)) +
+                     " alone; leave the flag out, or use --backend cpu",
                  name};
   }
   const Sizes s = sizes_of(c);
+  // Gate and up lie one after the other in groups of eight rows.
+  const bool groups_fit = s.inner % kGroupRows == 0;
+  if (storage == WeightStorage::kAuto && !one_type && groups_fit) plan.blocks = c.file_blocks;
+  if (!in_blocks) return plan;
   for (const int64_t extent : {s.hidden, s.q, s.inner}) {
     if (extent % kBlockInputs == 0) continue;
     return Error{ErrorCode::kUnsupported,

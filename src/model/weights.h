@@ -44,11 +44,12 @@ struct WeightPlan {
 
   bool operator==(const WeightPlan&) const = default;
 };
-// auto: blocks where the file has them and the backend computes with them, `type` elsewhere. int8
-// and q4: every matrix, but with q4 the embedding and the head, which everything depends on, in
-// int8. Fails: kUnsupported for int8 and q4 when a matrix has rows that are not whole blocks.
+// auto: blocks where the file has them, `type` elsewhere. int8 and q4: every matrix, but with q4
+// the embedding and the head, which everything depends on, in int8. `one_type`: the backend
+// computes with matrices of `type` alone. Fails: kUnsupported for what such a backend does not
+// take, and for int8 and q4 when a matrix has rows that are not whole blocks.
 Result<WeightPlan> plan_weights(const ModelConfig& config, WeightStorage storage, DType type,
-                                bool blocks_supported);
+                                bool one_type);
 
 // Every tensor that a model of this config must have, with its shape.
 std::vector<std::pair<std::string, Shape>> expected_tensors(const ModelConfig& config);

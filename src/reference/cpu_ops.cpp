@@ -110,8 +110,9 @@ void CpuOps::rms_norm(const RmsNormParams& p) {
 
 void CpuOps::linear(const LinearParams& p) {
   const WeightView& w = p.weight;
-  if (w.blocks != WeightBlocks::kNone && p.num_rows <= kSmallBatch) return linear_blocks(p);
+  const bool in_blocks = w.blocks != WeightBlocks::kNone;
   if (p.num_rows <= kSmallBatch) {
+    if (in_blocks) return linear_blocks(p);
     // Whole groups of 8 rows, so that a row is always computed by the same tile.
     const int64_t row_bytes = w.num_cols * dtype_bytes(w.type);
     const int64_t grain = round_up(divide_up(kChunkBytes, row_bytes), 8);
@@ -121,12 +122,11 @@ void CpuOps::linear(const LinearParams& p) {
     });
     return;
   }
-  if (w.blocks == WeightBlocks::kNone && w.type == DType::kF32)
-    return gemm(p, reinterpret_cast<const float*>(w.data));
+  if (!in_blocks && w.type == DType::kF32) return gemm(p, reinterpret_cast<const float*>(w.data));
   const int64_t count = w.num_rows * w.num_cols;
   if (std::ssize(weight_f32_) < count) weight_f32_.resize(static_cast<size_t>(count));
   pool_.run_ranges(w.num_rows, 8, [&](int64_t first, int64_t last) {
-    if (w.blocks != WeightBlocks::kNone) {
+    if (in_blocks) {
       for (int64_t row = first; row < last; ++row) {
         unpack_row(w.blocks, w.data, w.num_cols, row, weight_f32_.data() + row * w.num_cols);
       }

@@ -19,17 +19,17 @@ namespace {
 void quantize_activations(const float* x, int64_t cols, ActivationBlock* out) {
   for (int64_t b = 0; b < cols / kBlockInputs; ++b) {
     const float* in = x + b * kBlockInputs;
-    F8 largest = {}, odd = {};
+    F8 largest = {}, taint = {};
     for (int i = 0; i < kBlockInputs; i += 8) {
       const F8 v = load8(in + i);
       largest = max8(v < 0 ? -v : v, largest);
-      odd = odd + v * splat8(0.0f);  // 0, or NaN
+      taint = taint + v * splat8(0.0f);  // 0, or NaN
     }
     const float magnitude = max_lane(largest);
-    float finite = 0;
-    for (int i = 0; i < 8; ++i) finite += odd[i];
-    out[b].scale = magnitude / 127 + finite;
-    const float inverse = magnitude > 0 && finite == 0 ? 127 / magnitude : 0.0f;
+    float not_finite = 0;
+    for (int i = 0; i < 8; ++i) not_finite += taint[i];
+    out[b].scale = magnitude / 127 + not_finite;
+    const float inverse = magnitude > 0 && not_finite == 0 ? 127 / magnitude : 0.0f;
     int32_t sum = 0;
     for (int i = 0; i < kBlockInputs; i += 8) {
       const F8 magic = splat8(12582912.0f);  // 1.5 * 2^23: rounds to an integer in the low bits
@@ -99,9 +99,6 @@ struct ByteSum {
 };
 #endif
 
-// Bytes ahead of the weights being read at which the next are asked for.
-constexpr int64_t kBlocksAhead = 2048;
-
 template <int kBatch>
 CLO_INLINE void block_of_q4(const std::byte* w, const ActivationBlock* const* x, int64_t b,
                             F8 (&acc)[kBatch]) {
@@ -141,8 +138,6 @@ CLO_INLINE void block_of_int8(const std::byte* w, const ActivationBlock* const* 
 }
 
 #else  // no AVX2
-
-constexpr int64_t kBlocksAhead = 2048;
 
 CLO_INLINE float half_at(const std::byte* p) {
   uint16_t bits = 0;
@@ -195,6 +190,9 @@ CLO_INLINE void block_of_int8(const std::byte* w, const ActivationBlock* const* 
 }
 
 #endif
+
+// Bytes ahead of the weights being read at which the next are asked for.
+constexpr int64_t kBlocksAhead = 2048;
 
 // ---- products -----------------------------------------------------------------------------------
 

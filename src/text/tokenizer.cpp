@@ -5,7 +5,6 @@
 
 #include "base/try.h"
 #include "base/utf8.h"
-#include "io/gguf_model.h"
 #include "text/byte_level.h"
 #include "text/gguf_pieces.h"
 #include "text/gguf_tokenizer.h"
@@ -225,11 +224,11 @@ Result<Tokenizer> Tokenizer::from_gguf(const GgufFile& file) {
   return parse(json, file.where());
 }
 
+Result<Tokenizer> Tokenizer::load(const ModelFiles& model) {
+  return model.gguf() ? from_gguf(*model.gguf()) : load(model.path());
+}
+
 Result<Tokenizer> Tokenizer::load(const std::filesystem::path& model_dir) {
-  if (is_gguf(model_dir)) {
-    CLO_ASSIGN(const GgufFile file, GgufFile::open(model_dir));
-    return from_gguf(file);
-  }
   const auto path = model_dir / "tokenizer.json";
   CLO_ASSIGN(const auto text, read_text_file(path));
   if (!text) {

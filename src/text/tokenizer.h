@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "clo/result.h"
+#include "io/model_files.h"
 
 namespace clo {
 
@@ -40,11 +41,12 @@ struct DecodeRules {
 
 class Tokenizer {
  public:
-  // Reads tokenizer.json, or the metadata of a GGUF file, and add_bos_token from
-  // tokenizer_config.json when that file is present (it counts only when the post-processor adds
-  // nothing). Fails: kBadFile for missing or malformed files, kUnsupported for what is not BPE or
+  // Of a directory reads tokenizer.json, and add_bos_token from tokenizer_config.json when that
+  // file is present (it counts only when the post-processor adds nothing); of a GGUF file its
+  // metadata. Fails: kBadFile for missing or malformed files, kUnsupported for what is not BPE or
   // has parts that are not known.
-  static Result<Tokenizer> load(const std::filesystem::path& model_dir);
+  static Result<Tokenizer> load(const ModelFiles& model);
+  static Result<Tokenizer> load(const std::filesystem::path& directory);
   // The same from the text of a tokenizer.json; `where` names it in errors.
   static Result<Tokenizer> parse(std::string_view tokenizer_json, std::string where);
   // The same from the metadata of a GGUF file.

@@ -5,8 +5,6 @@
 
 #include "base/try.h"
 #include "base/utf8.h"
-#include "io/gguf_model.h"
-#include "text/gguf_tokenizer.h"
 
 namespace clo {
 
@@ -117,10 +115,6 @@ Result<std::optional<std::string>> read_text_file(const std::filesystem::path& p
 }
 
 Result<TokenizerConfig> load_tokenizer_config(const std::filesystem::path& model_dir) {
-  if (is_gguf(model_dir)) {
-    CLO_ASSIGN(const GgufFile file, GgufFile::open(model_dir));
-    return gguf_tokenizer_config(file);
-  }
   TokenizerConfig config;
   const auto config_path = model_dir / "tokenizer_config.json";
   CLO_ASSIGN(const auto config_text, read_text_file(config_path));

@@ -42,9 +42,10 @@ class Gpu(Case):
         self.refused(3, ["--dtype bf16"], "run", "-m", self.recall, "-p", "hello", "--backend",
                      "cuda", "--dtype", "f32", env=self.env)
 
-    def test_weights_in_blocks_are_refused(self):
-        self.refused(3, ["--weights int8", "--backend cpu"], "run", "-m", self.recall, "-p",
-                     "hello", "--backend", "cuda", "--weights", "int8", env=self.env)
+    def test_weights_of_other_types_are_refused(self):
+        for weights in ("int8", "q4", "f32"):
+            self.refused(3, ["--weights " + weights, "--backend cpu"], "run", "-m", self.recall,
+                         "-p", "hello", "--backend", "cuda", "--weights", weights, env=self.env)
 
     def test_kernels_one_after_the_other_are_refused(self):
         self.refused(3, ["CUDA_LAUNCH_BLOCKING"], "run", "-m", self.recall, "-p", "hello",

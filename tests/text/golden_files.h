@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "base/try.h"
 #include "io/gguf.h"
 #include "text/tokenizer.h"
 
@@ -39,8 +40,13 @@ inline Tokenizer library_pieces(const std::string& name) {
   return std::move(tokenizer).value();
 }
 
+inline Result<Tokenizer> load_gguf(const std::filesystem::path& path) {
+  CLO_ASSIGN(const ModelFiles model, ModelFiles::find(path));
+  return Tokenizer::load(model);
+}
+
 inline Tokenizer scored_pieces(const std::string& name) {
-  auto tokenizer = Tokenizer::load(pieces_dir() / (name + ".gguf"));
+  auto tokenizer = load_gguf(pieces_dir() / (name + ".gguf"));
   EXPECT_TRUE(tokenizer) << tokenizer.error().to_string();
   return std::move(tokenizer).value();
 }
