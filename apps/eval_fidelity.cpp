@@ -119,7 +119,6 @@ Result<int> fidelity(const FidelityFlags& flags) {
     CLO_ASSIGN(const ModelConfig config, model.config());
     CLO_ASSIGN(const BackendChoice choice, choose_backend(config, options));
     options.backend = choice.backend;
-    options.dtype = choice.dtype;
     return weight_plan(config, options, kv_shape(config, options));
   };
   CLO_ASSIGN(const WeightPlan reference_plan, plan_of(flags.reference));

@@ -249,7 +249,7 @@ void EngineFlags::add_to(CLI::App& app, bool with_context) {
   };
   add("--backend", backend, "auto (a GPU where one is there), cpu or cuda");
   add("--threads", threads, "CPU threads (all cores)");
-  add("--dtype", dtype, "KV, products and plain weights: auto (as the files), f32, bf16");
+  add("--dtype", dtype, "KV, products and plain weights: auto (as the files), f32, bf16, f16");
   add("--weights", weights,
       "Weights in memory: auto (quantised files stay so on the CPU), bf16, f32, int8, q4");
   add("--device-memory,--gpu-memory", device_memory,
@@ -267,14 +267,17 @@ void EngineFlags::add_to(CLI::App& app, bool with_context) {
 Result<EngineOptions> EngineFlags::resolve() const {
   EngineOptions options;
   options.model_dir = model;
-  CLO_TRY(choose<WeightType>(
-      "--dtype", dtype,
-      {{"auto", WeightType::kAuto}, {"f32", WeightType::kF32}, {"bf16", WeightType::kBF16}},
-      options.dtype));
+  CLO_TRY(choose<WeightType>("--dtype", dtype,
+                             {{"auto", WeightType::kAuto},
+                              {"f32", WeightType::kF32},
+                              {"bf16", WeightType::kBF16},
+                              {"f16", WeightType::kF16}},
+                             options.dtype));
   CLO_TRY(choose<WeightStorage>("--weights", weights,
                                 {{"auto", WeightStorage::kAuto},
                                  {"f32", WeightStorage::kF32},
                                  {"bf16", WeightStorage::kBF16},
+                                 {"f16", WeightStorage::kF16},
                                  {"int8", WeightStorage::kInt8},
                                  {"q4", WeightStorage::kQ4}},
                                 options.weights));

@@ -135,7 +135,6 @@ Result<int> inspect(const InspectFlags& flags) {
   CLO_ASSIGN(const auto chat_template, ChatTemplate::load(model));
   CLO_ASSIGN(const BackendChoice choice, choose_backend(config, options));
   options.backend = choice.backend;
-  options.dtype = choice.dtype;
   const KvShape shape = kv_shape(config, options);
   options.policy = for_backend(options.policy, options.backend);
   std::unique_ptr<CudaBackend> cuda;  // opened, to count what its context holds

@@ -23,9 +23,9 @@ namespace clo {
 // The project's version, such as "0.1.0".
 std::string_view version();
 
-enum class WeightType : uint8_t { kAuto, kF32, kBF16 };
+enum class WeightType : uint8_t { kAuto, kF32, kBF16, kF16 };
 // How weight matrices lie in memory. int8 and q4: blocks of 32 inputs that share a scale.
-enum class WeightStorage : uint8_t { kAuto, kF32, kBF16, kInt8, kQ4 };
+enum class WeightStorage : uint8_t { kAuto, kF32, kBF16, kF16, kInt8, kQ4 };
 enum class Backend : uint8_t { kAuto, kCpu, kCuda };
 
 struct EngineOptions {

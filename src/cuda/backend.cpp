@@ -145,9 +145,9 @@ Status CudaBackend::supports(const KvShape& shape) {
                   std::to_string(facts->capability_minor) + " of " + facts->name +
                   "; build with cmake --preset gpu, which has them from 8.0 on");
   }
-  if (shape.type != DType::kBF16) {
-    return refuse("the CUDA backend computes in bf16; " + std::string(dtype_name(shape.type)) +
-                  " was asked for (--dtype bf16 converts)");
+  if (shape.type != DType::kBF16 && shape.type != DType::kF16) {
+    return refuse("the CUDA backend computes in bf16 or f16; " +
+                  std::string(dtype_name(shape.type)) + " was asked for (--dtype bf16 converts)");
   }
   if (shape.head_dim != 64 && shape.head_dim != 128) {
     return refuse("the CUDA backend needs head_dim 64 or 128, the model has " +

@@ -35,14 +35,14 @@ inline constexpr int32_t kLayerBuffers = 2;  // one computes while the other lea
 struct StepBuffers {
   // Decode, [max_batch] rows.
   float* x = nullptr;      // [rows, hidden]
-  void* normed = nullptr;  // bf16 [rows, hidden]
+  void* normed = nullptr;  // 16-bit [rows, hidden]
   void* predicted_normed = nullptr;
   float* parts = nullptr;  // of the product at hand
   float* predicted_parts = nullptr;
   float* queries = nullptr;  // [rows, q width]
   float* predicted = nullptr;
-  void* attended = nullptr;  // bf16 [rows, q width]
-  void* inner = nullptr;     // bf16 [rows, intermediate]
+  void* attended = nullptr;  // 16-bit [rows, q width]
+  void* inner = nullptr;     // 16-bit [rows, intermediate]
   float* cosine = nullptr;   // [rows, half_dim]
   float* sine = nullptr;
   float* logits = nullptr;  // [rows, vocab]
@@ -56,7 +56,7 @@ struct StepBuffers {
   uint32_t* signs = nullptr;
   float* hash_weights = nullptr;
   HashParams* hashes = nullptr;  // [layers, kv heads]
-  void* qkv_bias = nullptr;      // bf16 [layers, rows of qkv] for the library's products; or null
+  void* qkv_bias = nullptr;      // 16-bit [layers, rows of qkv] for the library's products; or null
   void* gate_up_bias = nullptr;
   // Tables.
   kernels::BatchSlot* slots = nullptr;
@@ -78,11 +78,11 @@ struct StepBuffers {
   // Prefill, [chunk] rows.
   int32_t* ids = nullptr;
   float* chunk_x = nullptr;       // [rows, hidden]
-  void* chunk_normed = nullptr;   // bf16 [rows, max(hidden, q width)]: also what attention writes
-  void* chunk_qkv = nullptr;      // bf16 [rows, q + 2 kv width]
-  void* chunk_queries = nullptr;  // bf16 [rows, q width]
-  void* chunk_gate_up = nullptr;  // bf16 [kMlpRows, 2 * intermediate]
-  void* chunk_inner = nullptr;    // bf16 [kMlpRows, intermediate]
+  void* chunk_normed = nullptr;   // 16-bit [rows, max(hidden, q width)]: also what attention writes
+  void* chunk_qkv = nullptr;      // 16-bit [rows, q + 2 kv width]
+  void* chunk_queries = nullptr;  // 16-bit [rows, q width]
+  void* chunk_gate_up = nullptr;  // 16-bit [kMlpRows, 2 * intermediate]
+  void* chunk_inner = nullptr;    // 16-bit [kMlpRows, intermediate]
   float* chunk_cosine = nullptr;  // [rows, half_dim]
   float* chunk_sine = nullptr;
   float* chunk_query = nullptr;               // [q width] of the last row

@@ -27,15 +27,19 @@ constexpr int32_t kStoreBlocks = 8;
 
 void CudaRunner::multiply(const WeightView& weight, const void* bias, const void* x, int64_t rows,
                           void* out) {
-  const MatmulShape shape{rows,         weight.num_rows, weight.num_cols,
-                          DType::kBF16, bias != nullptr, false};
+  MatmulShape shape{rows, weight.num_rows, weight.num_cols};
+  shape.type = shape.out_type = weight.type;
+  shape.bias = bias != nullptr;
   matmul_->run(shape, x, weight.data, bias, out, main_.get());
 }
 
 void CudaRunner::multiply_add(const WeightView& weight, const float* bias, const void* x,
                               int64_t rows, float* out) {
-  const MatmulShape shape{rows,        weight.num_rows, weight.num_cols,
-                          DType::kF32, bias != nullptr, true};
+  MatmulShape shape{rows, weight.num_rows, weight.num_cols};
+  shape.type = weight.type;
+  shape.out_type = DType::kF32;
+  shape.bias = bias != nullptr;
+  shape.accumulate = true;
   matmul_->run(shape, x, weight.data, bias, out, main_.get());
 }
 
@@ -113,8 +117,9 @@ void CudaRunner::mlp_rows(int32_t layer, int64_t rows) {
     const int64_t here = std::min(kMlpRows, rows - at);
     multiply(w.gate_up, library_bias(buffers_.gate_up_bias, w.gate_up, layer),
              normed + at * c.hidden_size * 2, here, buffers_.chunk_gate_up);
-    gated_silu_rows({buffers_.chunk_gate_up, buffers_.chunk_inner, here, c.intermediate_size},
-                    main_.get());
+    gated_silu_rows(
+        {buffers_.chunk_gate_up, buffers_.chunk_inner, here, c.intermediate_size, weights_.type()},
+        main_.get());
     multiply_add(w.down, w.down_bias, buffers_.chunk_inner, here,
                  buffers_.chunk_x + at * c.hidden_size);
   }
@@ -135,6 +140,7 @@ void CudaRunner::chunk_layer(SequenceKv& sequence, int32_t layer, int64_t rows, 
   norm.rows = rows;
   norm.width = c.hidden_size;
   norm.epsilon = c.rms_norm_eps;
+  norm.type = weights_.type();
   add_norm(norm, stream);
 
   multiply(w.qkv, library_bias(buffers_.qkv_bias, w.qkv, layer), buffers_.chunk_normed, rows,
@@ -242,6 +248,7 @@ std::span<const float> CudaRunner::prefill(std::span<const int32_t> ids, Sequenc
   begin.width = c.hidden_size;
   begin.rows = rows;
   begin.half_dim = static_cast<int32_t>(c.head_dim / 2);
+  begin.type = weights_.type();
   begin_chunk(begin, main_.get());
 
   load_earlier_rows(sequence, 0);
@@ -272,6 +279,7 @@ std::span<const float> CudaRunner::prefill(std::span<const int32_t> ids, Sequenc
     norm.rows = 1;
     norm.width = c.hidden_size;
     norm.epsilon = c.rms_norm_eps;
+    norm.type = weights_.type();
     add_norm(norm, main_.get());
     StepRecorder(*this, 1).head();
     CLO_CUDA(cudaMemcpyAsync(host_logits_.as<float>(), buffers_.logits,

@@ -105,7 +105,7 @@ Status Measure::build() {
   shape_.num_q_heads = static_cast<int32_t>(c.num_q_heads);
   shape_.num_kv_heads = static_cast<int32_t>(c.num_kv_heads);
   shape_.head_dim = static_cast<int32_t>(c.head_dim);
-  shape_.type = DType::kBF16;
+  shape_.type = c.dtype == DType::kF16 ? DType::kF16 : DType::kBF16;
   shape_.code_bits = options_.code_bits;
   CLO_TRY(CudaBackend::supports(shape_));
   CLO_ASSIGN(backend_, CudaBackend::create(options_.host_threads));
@@ -148,12 +148,13 @@ Status Measure::build() {
   }
   uint64_t seed = kSeed;
   CLO_ASSIGN(Weights weights,
-             Weights::make(c, DType::kBF16, backend_->arena(),
+             Weights::make(c, shape_.type, backend_->arena(),
                            [&](std::byte* target, DType type, int64_t count, int64_t fan_in) {
-                             if (type == DType::kBF16) {
+                             if (type != DType::kF32) {
                                // Variance is kept through the layers.
                                const float deviation = 1 / std::sqrt(static_cast<float>(fan_in));
-                               kernels::fill_random_bf16(target, count, deviation, seed++, nullptr);
+                               kernels::fill_random(type, target, count, deviation, seed++,
+                                                    nullptr);
                              } else {
                                kernels::fill_constant_f32(reinterpret_cast<float*>(target), count,
                                                           1.0f, nullptr);
@@ -228,9 +229,9 @@ void Measure::fill_rows(SequenceKv& sequence, int64_t tokens, uint64_t seed) {
   const StepBuffers& buffers = runner_->buffers();
   cudaStream_t stream = runner_->stream().get();
   const int64_t piece_tokens = runner_->limits().layer_tokens;
-  kernels::fill_random_bf16(buffers.layer_rows[0],
-                            shape_.num_kv_heads * piece_tokens * shape_.row_bytes() / 2, 1.0f, seed,
-                            stream);
+  kernels::fill_random(shape_.type, buffers.layer_rows[0],
+                       shape_.num_kv_heads * piece_tokens * shape_.row_bytes() / 2, 1.0f, seed,
+                       stream);
   uint64_t* const* const code_blocks = sequence.device_code_table().data();
   if (!sequence.device_code_table().empty()) {
     const int64_t words = kPageTokens * shape_.token_code_bytes() / 8;

@@ -144,9 +144,9 @@ void CudaRunner::upload_constants() {
   const auto bias = [&](void* target, const float* source, int64_t layer, int64_t count) {
     if (target == nullptr) return;
     std::vector<float> values(static_cast<size_t>(count));
-    std::vector<uint16_t> rounded;
+    std::vector<uint16_t> rounded(values.size());
     CLO_CUDA(cudaMemcpy(values.data(), source, values.size() * 4, cudaMemcpyDeviceToHost));
-    for (const float value : values) rounded.push_back(f32_to_bf16(value));
+    convert_from_f32(shape.type, values.data(), rounded.data(), count);
     upload(static_cast<uint16_t*>(target) + layer * count, rounded.data(), rounded.size() * 2);
   };
   for (int64_t layer = 0; layer < shape.num_layers; ++layer) {

@@ -99,7 +99,7 @@ class CudaRunner final : public Runner {
   void load_earlier_rows(SequenceKv& sequence, int32_t layer);
   void chunk_attention(int32_t layer, int64_t first, int64_t rows);
   void mlp_rows(int32_t layer, int64_t rows);
-  // bf16 out = x weight^T + bias (bf16), and f32 out += x weight^T + bias (f32).
+  // out = x weight^T + bias (both of the weights' type), and f32 out += x weight^T + bias (f32).
   void multiply(const WeightView& weight, const void* bias, const void* x, int64_t rows, void* out);
   void multiply_add(const WeightView& weight, const float* bias, const void* x, int64_t rows,
                     float* out);

@@ -13,15 +13,27 @@ namespace clo {
 
 using namespace kernels;
 
+namespace {
+
+// Of more rows than the weight-streaming product takes. Sums in f32, the bias is added later.
+MatmulShape library_product(const WeightView& weight, int64_t rows) {
+  MatmulShape shape{rows, weight.num_rows, weight.num_cols};
+  shape.type = weight.type;
+  shape.out_type = DType::kF32;
+  return shape;
+}
+
+}  // namespace
+
 int32_t StepRecorder::product(const WeightView& weight, const SkinnyPlan& plan, const void* x,
                               float* parts) {
   cudaStream_t stream = runner_.main_.get();
   if (rows_ <= kSkinnyRows) {
-    skinny_linear({weight.data, x, parts, weight.num_rows, weight.num_cols, rows_}, plan, stream);
+    skinny_linear({weight.data, x, parts, weight.num_rows, weight.num_cols, rows_, weight.type},
+                  plan, stream);
     return plan.splits;
   }
-  const MatmulShape shape{rows_, weight.num_rows, weight.num_cols, DType::kF32, false, false};
-  runner_.matmul_->run(shape, x, weight.data, nullptr, parts, stream);
+  runner_.matmul_->run(library_product(weight, rows_), x, weight.data, nullptr, parts, stream);
   return 1;
 }
 
@@ -38,6 +50,7 @@ void StepRecorder::begin() {
   params.width = c.hidden_size;
   params.rows = rows_;
   params.half_dim = static_cast<int32_t>(c.head_dim / 2);
+  params.type = runner_.weights_.type();
   begin_step(params, runner_.main_.get());
 }
 
@@ -55,6 +68,7 @@ void StepRecorder::norm(const float* weight) {
   params.rows = rows_;
   params.width = c.hidden_size;
   params.epsilon = c.rms_norm_eps;
+  params.type = runner_.weights_.type();
   add_norm(params, runner_.main_.get());
   parts_to_add_ = false;
 }
@@ -71,6 +85,7 @@ void StepRecorder::predict_queries(int32_t layer) {
   norm.rows = rows_;
   norm.width = c.hidden_size;
   norm.epsilon = c.rms_norm_eps;
+  norm.type = runner_.weights_.type();
   add_norm(norm, runner_.main_.get());
   WeightView query = next.qkv;  // Q rows come first
   query.num_rows = c.num_q_heads * c.head_dim;
@@ -150,6 +165,7 @@ void StepRecorder::silu(int32_t layer) {
   params.out = runner_.buffers_.inner;
   params.rows = rows_;
   params.width = runner_.weights_.config().intermediate_size;
+  params.type = runner_.weights_.type();
   gated_silu(params, runner_.main_.get());
 }
 
@@ -199,7 +215,7 @@ void CudaRunner::prepare_products(int32_t rows) {
   WeightView query = w.qkv;
   query.num_rows = weights_.config().num_q_heads * weights_.config().head_dim;
   for (const WeightView& weight : {w.qkv, query, w.output, w.gate_up, w.down, weights_.head()}) {
-    matmul_->prepare({rows, weight.num_rows, weight.num_cols, DType::kF32, false, false});
+    matmul_->prepare(library_product(weight, rows));
   }
 }
 

@@ -10,15 +10,9 @@ namespace clo {
 
 Result<BackendChoice> choose_backend(const ModelConfig& config, const EngineOptions& options) {
   BackendChoice choice;
-  choice.dtype = options.dtype;
   if (options.backend != Backend::kCpu) {
     const auto facts = device_facts();
     EngineOptions on_device = options;
-    std::string note;
-    if (options.dtype == WeightType::kAuto && config.dtype == DType::kF16) {
-      on_device.dtype = WeightType::kBF16;
-      note = "f16 weights are rounded to bf16";
-    }
     on_device.backend = Backend::kCuda;
     Status usable =
         facts ? CudaBackend::supports(kv_shape(config, on_device)) : Status(facts.error());
@@ -29,8 +23,6 @@ Result<BackendChoice> choose_backend(const ModelConfig& config, const EngineOpti
     }
     if (usable) {
       choice.backend = Backend::kCuda;
-      choice.dtype = on_device.dtype;
-      choice.note = note;
       return choice;
     }
     if (options.backend == Backend::kCuda) return usable.error();

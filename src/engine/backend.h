@@ -9,14 +9,12 @@ namespace clo {
 
 struct BackendChoice {
   Backend backend = Backend::kCpu;  // never kAuto
-  WeightType dtype = WeightType::kAuto;
-  std::string note;  // why a device that is there is not used, or what it changes; mostly empty
+  std::string note;                 // why a device that is there is not used; mostly empty
 };
 
 // `auto` takes CUDA where a device is there and its kernels are cut for the model, and says in
-// `note` when they are not. Files in f16 are computed in bf16 there, which is noted too, unless a
-// type was asked for. Fails: as CpuOps::supports, CudaBackend::supports and device_facts for a
-// backend that was named.
+// `note` when they are not. Fails: as CpuOps::supports, CudaBackend::supports and device_facts for
+// a backend that was named.
 Result<BackendChoice> choose_backend(const ModelConfig& config, const EngineOptions& options);
 
 // The policy with what it leaves to the backend decided. Requires: not Backend::kAuto.

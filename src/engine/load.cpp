@@ -59,7 +59,6 @@ Status Engine::Impl::build(const ModelFiles& model) {
 
   CLO_ASSIGN(const BackendChoice choice, choose_backend(config, options));
   options.backend = choice.backend;
-  options.dtype = choice.dtype;
   shape = kv_shape(config, options);
   backend_note = choice.note;
   CLO_TRY(check_policy(options.policy, shape));

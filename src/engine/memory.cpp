@@ -94,8 +94,9 @@ KvShape kv_shape(const ModelConfig& config, const EngineOptions& options) {
   shape.num_q_heads = static_cast<int32_t>(config.num_q_heads);
   shape.num_kv_heads = static_cast<int32_t>(config.num_kv_heads);
   shape.head_dim = static_cast<int32_t>(config.head_dim);
-  shape.type = config.dtype == DType::kBF16 ? DType::kBF16 : DType::kF32;
+  shape.type = config.dtype;
   if (options.dtype == WeightType::kBF16) shape.type = DType::kBF16;
+  if (options.dtype == WeightType::kF16) shape.type = DType::kF16;
   if (options.dtype == WeightType::kF32) shape.type = DType::kF32;
   shape.code_bits = options.code_bits;
   return shape;

@@ -260,16 +260,17 @@ class ConfigReader {
     return add("tokenizer.ggml.eot_token_id", config_.eos_ids);
   }
 
-  // What the weights are computed in by default: f32 where a matrix needs it, bf16 otherwise; of
-  // quantised numbers bf16 keeps as much as their scales have.
+  // What the weights are computed in by default: the narrowest type that keeps every matrix that is
+  // not quantised; of quantised numbers bf16 keeps as much as their scales have.
   void read_types() {
-    config_.dtype = DType::kBF16;
+    bool f32 = false, f16 = false, bf16 = false;
     for (const auto& [name, tensor] : file_.tensors()) {
       if (tensor.shape.size() < 2) continue;
-      const bool wide = tensor.type == static_cast<uint32_t>(GgmlType::kF32) ||
-                        tensor.type == static_cast<uint32_t>(GgmlType::kF16);
-      if (wide) config_.dtype = DType::kF32;
+      f32 = f32 || tensor.type == static_cast<uint32_t>(GgmlType::kF32);
+      f16 = f16 || tensor.type == static_cast<uint32_t>(GgmlType::kF16);
+      bf16 = bf16 || tensor.type == static_cast<uint32_t>(GgmlType::kBF16);
     }
+    config_.dtype = f32 || (f16 && bf16) ? DType::kF32 : (f16 ? DType::kF16 : DType::kBF16);
   }
 
   // One format for each matrix of a step, which may be several tensors.

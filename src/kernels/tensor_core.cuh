@@ -1,9 +1,10 @@
 #pragma once
 // The warp instructions of the tensor cores and of asynchronous copies, one function each; fragment
 // layouts are those of the PTX manual (mma.m16n8k16, ldmatrix, movmatrix).
-#include <cuda_bf16.h>
-
 #include <cstdint>
+#include <type_traits>
+
+#include "kernels/element.cuh"
 
 namespace clo::kernels {
 
@@ -46,30 +47,21 @@ __device__ __forceinline__ uint32_t transpose_matrix(uint32_t m) {
   return out;
 }
 
-// c += a b: a [16, 16], b [16, 8] in bf16, c [16, 8] in f32.
+// c += a b: a [16, 16], b [16, 8] of Element, c [16, 8] in f32.
+template <typename Element>
 __device__ __forceinline__ void multiply_add(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
                                              uint32_t b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-// Two floats as bf16 pairs whose sum keeps 16 bits of each: `high` rounded, `low` what that lost.
-struct SplitPair {
-  uint32_t high, low;
-};
-__device__ __forceinline__ uint32_t pack_bf16(float first, float second) {
-  const __nv_bfloat162 pair = __floats2bfloat162_rn(first, second);
-  return static_cast<uint32_t>(__bfloat16_as_ushort(pair.x)) |
-         static_cast<uint32_t>(__bfloat16_as_ushort(pair.y)) << 16;
-}
-__device__ __forceinline__ SplitPair split_bf16(float first, float second) {
-  SplitPair s;
-  s.high = pack_bf16(first, second);
-  s.low = pack_bf16(first - __uint_as_float(s.high << 16),
-                    second - __uint_as_float(s.high & 0xFFFF0000u));
-  return s;
+  if constexpr (std::is_same_v<Element, Bf16>) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  } else {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  }
 }
 
 }  // namespace clo::kernels

@@ -171,6 +171,8 @@ std::string_view storage_name(WeightStorage storage) {
       return "f32";
     case WeightStorage::kBF16:
       return "bf16";
+    case WeightStorage::kF16:
+      return "f16";
     case WeightStorage::kInt8:
       return "int8";
     case WeightStorage::kQ4:
@@ -224,6 +226,7 @@ Result<WeightPlan> plan_weights(const ModelConfig& c, WeightStorage storage, DTy
   plan.type = type;
   if (storage == WeightStorage::kF32) plan.type = DType::kF32;
   if (storage == WeightStorage::kBF16) plan.type = DType::kBF16;
+  if (storage == WeightStorage::kF16) plan.type = DType::kF16;
   const bool in_blocks = storage == WeightStorage::kInt8 || storage == WeightStorage::kQ4;
   const std::string name = "--weights " + std::string(storage_name(storage));
   if (one_type && (in_blocks || plan.type != type)) {
@@ -352,7 +355,6 @@ Status Weights::take_all(Source& source) {
 
 Result<Weights> Weights::load(const ModelConfig& config, const TensorFiles& files,
                               const WeightPlan& plan, Arena& arena, const WeightUpload& upload) {
-  CLO_CHECK(plan.type != DType::kF16);
   CLO_TRY(check_tensors(config, files));  // before gigabytes are copied
   const int64_t before = arena.used_bytes();
   Weights w(config, plan.type);

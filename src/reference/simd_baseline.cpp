@@ -21,7 +21,7 @@ const SimdTable& simd_table() {
     return simd_avx512_vnni();
   }
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-      __builtin_cpu_supports("popcnt")) {
+      __builtin_cpu_supports("f16c") && __builtin_cpu_supports("popcnt")) {
     return simd_avx2();
   }
 #endif

@@ -12,6 +12,12 @@
 namespace clo {
 namespace {
 
+// The function of an element type.
+template <typename Function>
+CLO_INLINE Function* pick(DType type, Function* f32, Function* f16, Function* bf16) {
+  return type == DType::kF32 ? f32 : (type == DType::kF16 ? f16 : bf16);
+}
+
 // ---- linear -------------------------------------------------------------------------------
 
 // Bytes ahead of the weights being read at which the next are asked for. The processor's own
@@ -59,16 +65,8 @@ CLO_INLINE void linear_tile(const std::byte* weight, int64_t cols, const float* 
   for (int r = 0; r < kRows && whole < cols; ++r) {
     for (int b = 0; b < kBatch; ++b) {
       for (int64_t c = whole; c < cols; ++c) {
-        float w = 0;
-        if constexpr (T == DType::kF32) {
-          __builtin_memcpy(&w, weight + (r * cols + c) * 4, 4);
-        } else {
-          uint16_t bits = 0;
-          __builtin_memcpy(&bits, weight + (r * cols + c) * 2, 2);
-          const uint32_t wide = static_cast<uint32_t>(bits) << 16;
-          __builtin_memcpy(&w, &wide, 4);
-        }
-        sums[r * kBatch + b] += w * x[b * cols + c];
+        sums[r * kBatch + b] +=
+            load_one_as<T>(weight + (r * cols + c) * kBytes<T>) * x[b * cols + c];
       }
     }
   }
@@ -122,13 +120,9 @@ void linear_rows(const std::byte* weight, int64_t cols, int64_t first, int64_t l
 void linear(DType type, const std::byte* weight, int64_t cols, int64_t first, int64_t last,
             const float* x, int64_t batch, const float* bias, float* out, int64_t out_stride,
             bool accumulate) {
-  if (type == DType::kBF16) {
-    linear_rows<DType::kBF16>(weight, cols, first, last, x, batch, bias, out, out_stride,
-                              accumulate);
-  } else {
-    linear_rows<DType::kF32>(weight, cols, first, last, x, batch, bias, out, out_stride,
-                             accumulate);
-  }
+  const auto of_type =
+      pick(type, linear_rows<DType::kF32>, linear_rows<DType::kF16>, linear_rows<DType::kBF16>);
+  of_type(weight, cols, first, last, x, batch, bias, out, out_stride, accumulate);
 }
 
 // ---- conversion -----------------------------------------------------------------------------
@@ -138,19 +132,27 @@ void to_f32(DType type, const std::byte* source, float* target, int64_t count) {
     std::memcpy(target, source, static_cast<size_t>(count) * 4);
     return;
   }
-  int64_t i = 0;
-  for (; i + 8 <= count; i += 8) store8(target + i, load8_bf16(source + 2 * i));
-  for (; i < count; ++i) {
-    uint16_t bits = 0;
-    __builtin_memcpy(&bits, source + 2 * i, 2);
-    const uint32_t wide = static_cast<uint32_t>(bits) << 16;
-    __builtin_memcpy(target + i, &wide, 4);
-  }
+  const auto widen = [&]<DType T>() {
+    int64_t i = 0;
+    for (; i + 8 <= count; i += 8) store8(target + i, load8_as<T>(source + 2 * i));
+    for (; i < count; ++i) target[i] = load_one_as<T>(source + 2 * i);
+  };
+  type == DType::kF16 ? widen.template operator()<DType::kF16>()
+                      : widen.template operator()<DType::kBF16>();
 }
 
 void from_f32(DType type, const float* source, std::byte* target, int64_t count) {
   if (type == DType::kF32) {
     std::memcpy(target, source, static_cast<size_t>(count) * 4);
+    return;
+  }
+  if (type == DType::kF16) {
+    int64_t i = 0;
+    for (; i + 8 <= count; i += 8) store8_f16(target + 2 * i, load8(source + i));
+    for (; i < count; ++i) {
+      const uint16_t half = f32_to_f16(source[i]);
+      __builtin_memcpy(target + 2 * i, &half, 2);
+    }
     return;
   }
   for (int64_t i = 0; i < count; ++i) {
@@ -252,11 +254,9 @@ void score_any(int head_dim, int group, const std::byte* const* rows, int count,
 
 void score_rows(DType type, int head_dim, int group, const std::byte* const* rows, int count,
                 const float* queries, float* scores) {
-  if (type == DType::kBF16) {
-    score_any<DType::kBF16>(head_dim, group, rows, count, 0, queries, scores);
-  } else {
-    score_any<DType::kF32>(head_dim, group, rows, count, 0, queries, scores);
-  }
+  const auto of_type =
+      pick(type, score_any<DType::kF32>, score_any<DType::kF16>, score_any<DType::kBF16>);
+  of_type(head_dim, group, rows, count, 0, queries, scores);
 }
 
 // acc[g] += sum_r weight[g, r] value[r], 8 x kVectors values of the head at a time in registers:
@@ -343,11 +343,9 @@ void attend_any(int head_dim, int group, const std::byte* const* rows, int count
 
 void attend_rows(DType type, int head_dim, int group, const std::byte* const* rows, int count,
                  int listed, const float* queries, float* max, float* sum, float* acc) {
-  if (type == DType::kBF16) {
-    attend_any<DType::kBF16>(head_dim, group, rows, count, listed, queries, max, sum, acc);
-  } else {
-    attend_any<DType::kF32>(head_dim, group, rows, count, listed, queries, max, sum, acc);
-  }
+  const auto of_type =
+      pick(type, attend_any<DType::kF32>, attend_any<DType::kF16>, attend_any<DType::kBF16>);
+  of_type(head_dim, group, rows, count, listed, queries, max, sum, acc);
 }
 
 // ---- prefill attention ------------------------------------------------------------------------

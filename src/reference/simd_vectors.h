@@ -39,15 +39,54 @@ CLO_INLINE F8 load8_bf16(const std::byte* p) {
   __builtin_memcpy(&half, p, sizeof half);
   return (F8)(__builtin_convertvector(half, U8) << 16);
 }
+// Eight f16 values widened, exactly; NaN stays NaN.
+CLO_INLINE F8 load8_f16(const std::byte* p) {
+#if defined(__F16C__)
+  return (F8)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+#else
+  H8 half;
+  __builtin_memcpy(&half, p, sizeof half);
+  const U8 bits = __builtin_convertvector(half, U8);
+  // With the mantissa in place the exponent is 112 too small, for subnormals too: a product mends
+  // it. The largest exponent stands for infinity and NaN.
+  const U8 magnitude = (bits & 0x7FFFu) << 13;
+  const U8 finite = (U8)((F8)magnitude * splat8(0x1p112f));
+  const U8 special = (U8)((bits & 0x7C00u) == 0x7C00u);
+  const U8 sign = (bits & 0x8000u) << 16;
+  return (F8)(sign | (special & (magnitude | 0x7F800000u)) | (~special & finite));
+#endif
+}
+// Eight floats rounded to f16 as f32_to_f16 does it.
+CLO_INLINE void store8_f16(std::byte* p, F8 v) {
+#if defined(__F16C__)
+  if (_mm256_movemask_ps(_mm256_cmp_ps((__m256)v, (__m256)v, _CMP_UNORD_Q)) == 0) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
+                     _mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT));
+    return;
+  }
+#endif
+  for (int i = 0; i < 8; ++i) {
+    const uint16_t half = f32_to_f16(v[i]);
+    __builtin_memcpy(p + 2 * i, &half, 2);
+  }
+}
 template <DType T>
 CLO_INLINE F8 load8_as(const std::byte* p) {
   if constexpr (T == DType::kBF16) return load8_bf16(p);
+  if constexpr (T == DType::kF16) return load8_f16(p);
   F8 v;
   __builtin_memcpy(&v, p, sizeof v);
   return v;
 }
+// One value, by the same instructions.
+template <DType T>
+CLO_INLINE float load_one_as(const std::byte* p) {
+  std::byte padded[32] = {};
+  __builtin_memcpy(padded, p, T == DType::kF32 ? 4 : 2);
+  return load8_as<T>(padded)[0];
+}
 // Sixteen values as two vectors, in the order that is cheapest to widen: for bf16 those of even and
-// those of odd index (one load, one shift, one mask), for f32 as they lie. in_pairs() brings
+// those of odd index (one load, one shift, one mask), otherwise as they lie. in_pairs() brings
 // sixteen floats into the same order and from_pairs() back.
 template <DType T>
 CLO_INLINE void load_pair_as(const std::byte* p, F8& a, F8& b) {
@@ -57,8 +96,8 @@ CLO_INLINE void load_pair_as(const std::byte* p, F8& a, F8& b) {
     a = (F8)(both << 16);
     b = (F8)(both & 0xFFFF0000u);
   } else {
-    __builtin_memcpy(&a, p, sizeof a);
-    __builtin_memcpy(&b, p + sizeof a, sizeof b);
+    a = load8_as<T>(p);
+    b = load8_as<T>(p + (T == DType::kF32 ? 32 : 16));
   }
 }
 template <DType T>

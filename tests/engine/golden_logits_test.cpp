@@ -151,6 +151,23 @@ TEST_P(GoldenLogits, AgreeInBf16) {
   }
 }
 
+// f16 keeps three bits more than bf16, so errors are 8 times and 1 - cosine 64 times smaller.
+TEST_P(GoldenLogits, AgreeInF16) {
+  const Golden golden = load_golden(GetParam());
+  const auto engine = load(WeightType::kF16);
+  ASSERT_NE(engine, nullptr);
+  const auto vocab = static_cast<size_t>(engine->vocab_size());
+  for (const bool by_decode : {false, true}) {
+    const auto found = rows(*engine, golden, by_decode);
+    ASSERT_EQ(found.size(), golden.positions.size());
+    for (size_t i = 0; i < found.size(); ++i) {
+      EXPECT_LT(cosine_difference(found[i], std::span(golden.logits).subspan(i * vocab, vocab)),
+                1e-3 / 64)
+          << "position " << golden.positions[i];
+    }
+  }
+}
+
 TEST_P(GoldenLogits, GreedyTokensAgree) {
   const Golden golden = load_golden(GetParam());
   // A chunk that divides neither the prompt nor a page.

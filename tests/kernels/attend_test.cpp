@@ -105,9 +105,9 @@ class Step {
   };
   static constexpr int32_t kLayer = 1, kSink = 4, kRing = 24, kRecent = 16;
 
-  Step(int head_dim, int group, int kv_heads, std::vector<Row> rows)
+  Step(int head_dim, int group, int kv_heads, std::vector<Row> rows, DType type = DType::kBF16)
       : rows_(std::move(rows)), num_rows_(static_cast<int32_t>(std::ssize(rows_))) {
-    shape_ = {2, kv_heads * group, kv_heads, head_dim, DType::kBF16, 128};
+    shape_ = {2, kv_heads * group, kv_heads, head_dim, type, 128};
     const int64_t table = int64_t{num_rows_} * shape_.num_layers * kv_heads;
     std::vector<HeadCacheView> views(static_cast<size_t>(table));
     std::vector<BatchSlot> slots(static_cast<size_t>(num_rows_));
@@ -259,7 +259,8 @@ class Step {
     auto head = std::make_unique<Head>(shape_, spec);
     std::mt19937_64 generator(seed);
     const auto fill = [&](std::byte* rows, int64_t index) {
-      const std::vector<uint16_t> bits = to_bf16(random_floats(2 * shape_.head_dim, generator()));
+      const std::vector<uint16_t> bits =
+          to_bits(shape_.type, random_floats(2 * shape_.head_dim, generator()));
       std::memcpy(rows + index * shape_.row_bytes(), bits.data(), bits.size() * 2);
     };
     HeadCacheView& view = head->view;
@@ -293,7 +294,7 @@ class Step {
 
 void compare(const Step& step, const Step::Expected& expected,
              const std::vector<uint16_t>& out_bits, const std::vector<float>& lse) {
-  const std::vector<float> out = from_bf16(out_bits);
+  const std::vector<float> out = from_bits(step.shape_.type, out_bits);
   const int64_t dim = step.shape_.head_dim;
   for (size_t q = 0; q < lse.size(); ++q) {
     double dot = 0, a2 = 0, b2 = 0, largest = 0;
@@ -325,6 +326,7 @@ TEST_F(AttendTest, EqualsTheCpuForEveryShapeAndGrid) {
       for (const int kv_heads : {1, 2, 3, 8}) {
         SCOPED_TRACE(testing::Message()
                      << "head_dim " << head_dim << " group " << group << " kv heads " << kv_heads);
+        const DType type = kElementTypes[(group + kv_heads + head_dim / 64) % 2];
         std::vector<Step::Row> rows;
         for (size_t i = 0; i < contexts.size(); ++i) {
           // 20000 tokens for the largest shapes only once each, to keep the test short.
@@ -334,7 +336,7 @@ TEST_F(AttendTest, EqualsTheCpuForEveryShapeAndGrid) {
           if (i == 4) rows.push_back({.context = 50, .active = false});
         }
         rows.push_back({.context = 70, .active = false});
-        Step step(head_dim, group, kv_heads, rows);
+        Step step(head_dim, group, kv_heads, rows, type);
         const Step::Expected expected = step.expect();
         const int64_t read =
             std::accumulate(expected.rows_read.begin(), expected.rows_read.end(), int64_t{0});
@@ -386,17 +388,18 @@ TEST_F(AttendTest, NoActiveRowGivesZeros) {
 }
 
 TEST_F(AttendTest, ANotANumberStaysInItsHead) {
-  for (const bool in_key : {true, false}) {
-    Step step(128, 4, 2, {{.context = 600}, {.context = 600}, {.context = 600}});
+  for (const auto& [in_key, type] : {std::pair(true, DType::kBF16), std::pair(false, DType::kBF16),
+                                     std::pair(true, DType::kF16), std::pair(false, DType::kF16)}) {
+    Step step(128, 4, 2, {{.context = 600}, {.context = 600}, {.context = 600}}, type);
     Head& poisoned = step.head(1, 1);
-    const uint16_t nan = 0x7FC0;
+    const uint16_t nan = type == DType::kBF16 ? 0x7FC0 : 0x7E00;
     const int64_t row_bytes = step.shape_.row_bytes();
     int32_t slot = 0;  // one that is attended: neither a hole nor in the ring
     while (poisoned.view.slot_token[slot] < 0 || poisoned.view.slot_token[slot] >= 570) ++slot;
     std::memcpy(poisoned.view.slots + slot * row_bytes + (in_key ? 0 : row_bytes / 2), &nan, 2);
     poisoned.upload();
     step.run(7);
-    const std::vector<float> out = from_bf16(step.out_->download());
+    const std::vector<float> out = from_bits(type, step.out_->download());
     const std::vector<float> lse = step.lse_->download();
     for (size_t q = 0; q < lse.size(); ++q) {
       const bool of_poisoned = q / 4 == 1 * 2 + 1;

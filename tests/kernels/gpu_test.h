@@ -85,14 +85,17 @@ inline std::vector<float> random_floats(int64_t count, uint64_t seed, float scal
   return values;
 }
 
-inline std::vector<uint16_t> to_bf16(std::span<const float> values) {
-  std::vector<uint16_t> bits;
-  for (const float value : values) bits.push_back(f32_to_bf16(value));
+// The element types of kernels, both of 16 bits.
+inline constexpr DType kElementTypes[] = {DType::kBF16, DType::kF16};
+
+inline std::vector<uint16_t> to_bits(DType type, std::span<const float> values) {
+  std::vector<uint16_t> bits(values.size());
+  convert_from_f32(type, values.data(), bits.data(), std::ssize(values));
   return bits;
 }
-inline std::vector<float> from_bf16(std::span<const uint16_t> bits) {
-  std::vector<float> values;
-  for (const uint16_t bit : bits) values.push_back(bf16_to_f32(bit));
+inline std::vector<float> from_bits(DType type, std::span<const uint16_t> bits) {
+  std::vector<float> values(bits.size());
+  convert_to_f32(type, bits.data(), values.data(), std::ssize(bits));
   return values;
 }
 

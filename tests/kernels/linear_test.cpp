@@ -14,6 +14,7 @@ constexpr int64_t kSharedLimit = int64_t{227} << 10;
 
 struct Shape {
   int64_t num_outputs, num_inputs;
+  DType type = DType::kBF16;
 };
 
 int32_t num_multiprocessors() {
@@ -39,7 +40,8 @@ std::vector<float> run_skinny(const DeviceArray<uint16_t>& weight, const DeviceA
                  .out = out.data(),
                  .num_outputs = shape.num_outputs,
                  .num_inputs = shape.num_inputs,
-                 .rows = rows},
+                 .rows = rows,
+                 .type = shape.type},
                 plan, nullptr);
   CLO_CUDA(cudaDeviceSynchronize());
   const std::vector<float> parts = out.download();
@@ -69,7 +71,8 @@ TEST(SkinnyPlan, CutsModelShapes) {
       {"recall gate, up", {1408, 256}, 8, 0}, {"recall down", {256, 704}, 8, 0},
       {"recall logits", {4096, 256}, 1, 0}};
   for (const Case& c : cases) {
-    const auto [outputs, inputs] = c.shape;
+    const auto [outputs, inputs, type] = c.shape;
+    (void)type;
     const SkinnyPlan plan =
         plan_skinny_linear(outputs, inputs, 16, 132, kSharedLimit, c.max_splits);
     const double balance = skinny_balance(plan, outputs, inputs, 132);
@@ -123,10 +126,11 @@ class SkinnyLinearTest : public GpuTest {};
 
 void expect_matches_reference(const Shape& shape, int32_t max_splits, int64_t limit) {
   const auto weight_bits =
-      to_bf16(random_floats(shape.num_outputs * shape.num_inputs, 1,
-                            1 / std::sqrt(static_cast<float>(shape.num_inputs))));
-  const auto x_bits = to_bf16(random_floats(kSkinnyRows * shape.num_inputs, 2));
-  const std::vector<float> weight = from_bf16(weight_bits), x = from_bf16(x_bits);
+      to_bits(shape.type, random_floats(shape.num_outputs * shape.num_inputs, 1,
+                                        1 / std::sqrt(static_cast<float>(shape.num_inputs))));
+  const auto x_bits = to_bits(shape.type, random_floats(kSkinnyRows * shape.num_inputs, 2));
+  const std::vector<float> weight = from_bits(shape.type, weight_bits),
+                           x = from_bits(shape.type, x_bits);
   std::vector<double> expected;  // [kSkinnyRows][num_outputs]
   for (int64_t r = 0; r < kSkinnyRows; ++r) {
     for (int64_t n = 0; n < shape.num_outputs; ++n) {
@@ -152,7 +156,9 @@ void expect_matches_reference(const Shape& shape, int32_t max_splits, int64_t li
 TEST_F(SkinnyLinearTest, MatchesReference) {
   for (const int64_t outputs : {1, 15, 17, 64, 100, 512}) {
     for (const int64_t inputs : {8, 24, 128, 256, 704, 3584}) {
-      expect_matches_reference({outputs, inputs}, kSkinnyMaxSplits, shared_limit());
+      for (const DType type : kElementTypes) {
+        expect_matches_reference({outputs, inputs, type}, kSkinnyMaxSplits, shared_limit());
+      }
     }
   }
 }
@@ -166,14 +172,16 @@ TEST_F(SkinnyLinearTest, MatchesReferenceOverManyTiles) {
 
 TEST_F(SkinnyLinearTest, MatchesReferenceWithSmallRing) {
   expect_matches_reference({9001, 264}, 1, int64_t{99} << 10);
+  expect_matches_reference({9001, 264, DType::kF16}, 1, int64_t{99} << 10);
   expect_matches_reference({100, 3584}, kSkinnyMaxSplits, int64_t{99} << 10);
 }
 
 TEST_F(SkinnyLinearTest, RowDoesNotDependOnBatch) {
   for (const Shape& shape : {Shape{512, 256}, Shape{1001, 3584}, Shape{4608, 3584}}) {
     const DeviceArray<uint16_t> weight(
-        to_bf16(random_floats(shape.num_outputs * shape.num_inputs, 3)));
-    const DeviceArray<uint16_t> x(to_bf16(random_floats(kSkinnyRows * shape.num_inputs, 4)));
+        to_bits(shape.type, random_floats(shape.num_outputs * shape.num_inputs, 3)));
+    const DeviceArray<uint16_t> x(
+        to_bits(shape.type, random_floats(kSkinnyRows * shape.num_inputs, 4)));
     const std::vector<float> alone =
         run_skinny(weight, x, shape, 1, kSkinnyMaxSplits, shared_limit());
     for (const int32_t rows : {2, 8, 9, 16}) {
@@ -193,9 +201,9 @@ TEST_F(SkinnyLinearTest, RowsDoNotMix) {
   for (int64_t k = 0; k < shape.num_inputs; ++k)
     x[static_cast<size_t>(3 * shape.num_inputs + k)] = NAN;
   const DeviceArray<uint16_t> weight(
-      to_bf16(random_floats(shape.num_outputs * shape.num_inputs, 6)));
-  const std::vector<float> out = run_skinny(weight, DeviceArray<uint16_t>(to_bf16(x)), shape, 16,
-                                            kSkinnyMaxSplits, shared_limit());
+      to_bits(shape.type, random_floats(shape.num_outputs * shape.num_inputs, 6)));
+  const std::vector<float> out = run_skinny(weight, DeviceArray<uint16_t>(to_bits(shape.type, x)),
+                                            shape, 16, kSkinnyMaxSplits, shared_limit());
   for (int64_t r = 0; r < 16; ++r) {
     for (int64_t n = 0; n < shape.num_outputs; ++n) {
       EXPECT_EQ(std::isnan(out[static_cast<size_t>(r * shape.num_outputs + n)]), r == 3);

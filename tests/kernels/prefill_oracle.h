@@ -23,6 +23,7 @@ struct PrefillSizes {
   int64_t first_token = 0;
   int64_t num_tokens = 1;
   int64_t layer_capacity = 1;
+  DType type = DType::kBF16;
 
   int64_t end_token() const { return first_token + num_tokens; }
   int64_t query_elements() const { return num_tokens * num_q_heads * head_dim; }
@@ -32,19 +33,27 @@ struct PrefillSizes {
     return {.num_layers = 1,
             .num_q_heads = num_q_heads,
             .num_kv_heads = num_kv_heads,
-            .head_dim = head_dim};
+            .head_dim = head_dim,
+            .type = type};
   }
 };
 
 struct PrefillCase {
   PrefillSizes sizes;
-  std::vector<uint16_t> queries;  // bf16 [num_tokens, num_q_heads * head_dim]
-  std::vector<uint16_t> rows;     // bf16 [num_kv_heads][layer_capacity][2 * head_dim]
+  std::vector<uint16_t> queries;  // [num_tokens, num_q_heads * head_dim]
+  std::vector<uint16_t> rows;     // [num_kv_heads][layer_capacity][2 * head_dim]
 
   uint16_t* row(int32_t kv_head, int64_t token) {
     return rows.data() + kv_head * sizes.head_elements() + token * 2 * sizes.head_dim;
   }
 };
+
+inline uint16_t rounded(DType type, float value) {
+  return type == DType::kBF16 ? f32_to_bf16(value) : f32_to_f16(value);
+}
+inline float widened(DType type, uint16_t bits) {
+  return type == DType::kBF16 ? bf16_to_f32(bits) : f16_to_f32(bits);
+}
 
 // Unit-normal queries, keys and values; rows past the last token are NaN.
 inline PrefillCase make_prefill_case(const PrefillSizes& sizes, uint64_t seed) {
@@ -53,13 +62,13 @@ inline PrefillCase make_prefill_case(const PrefillSizes& sizes, uint64_t seed) {
   std::mt19937_64 generator(seed);
   std::normal_distribution<float> normal;
   made.queries.resize(static_cast<size_t>(sizes.query_elements()));
-  for (uint16_t& value : made.queries) value = f32_to_bf16(normal(generator));
+  for (uint16_t& value : made.queries) value = rounded(sizes.type, normal(generator));
   made.rows.assign(static_cast<size_t>(sizes.num_kv_heads * sizes.head_elements()),
-                   f32_to_bf16(std::numeric_limits<float>::quiet_NaN()));
+                   rounded(sizes.type, std::numeric_limits<float>::quiet_NaN()));
   for (int32_t head = 0; head < sizes.num_kv_heads; ++head) {
     uint16_t* row = made.row(head, 0);
     for (int64_t i = 0; i < sizes.end_token() * 2 * sizes.head_dim; ++i) {
-      row[i] = f32_to_bf16(normal(generator));
+      row[i] = rounded(sizes.type, normal(generator));
     }
   }
   return made;
@@ -70,7 +79,7 @@ inline std::vector<double> reference_attention(const PrefillCase& given) {
   const PrefillSizes& sizes = given.sizes;
   const int64_t dim = sizes.head_dim;
   std::vector<float> rows(given.rows.size());
-  std::transform(given.rows.begin(), given.rows.end(), rows.begin(), bf16_to_f32);
+  convert_to_f32(sizes.type, given.rows.data(), rows.data(), std::ssize(rows));
   std::vector<double> out(static_cast<size_t>(sizes.query_elements()));
 
   const auto attend = [&](int64_t token, int32_t head, std::vector<double>& weights) {
@@ -80,7 +89,8 @@ inline std::vector<double> reference_attention(const PrefillCase& given) {
     const int64_t num_keys = sizes.first_token + token + 1;
     std::vector<double> query(static_cast<size_t>(dim));
     for (int64_t d = 0; d < dim; ++d) {
-      query[static_cast<size_t>(d)] = bf16_to_f32(given.queries[static_cast<size_t>(at + d)]);
+      query[static_cast<size_t>(d)] =
+          widened(sizes.type, given.queries[static_cast<size_t>(at + d)]);
     }
     weights.resize(static_cast<size_t>(num_keys));
     double highest = -std::numeric_limits<double>::infinity();
@@ -123,11 +133,12 @@ struct OutputError {
   double max_abs = 0;
 };
 // A NaN in the output makes both infinite.
-inline OutputError output_error(std::span<const uint16_t> out, std::span<const double> expected) {
+inline OutputError output_error(DType type, std::span<const uint16_t> out,
+                                std::span<const double> expected) {
   OutputError error;
   double difference = 0, norm = 0;
   for (size_t i = 0; i < expected.size(); ++i) {
-    const double off = std::abs(static_cast<double>(bf16_to_f32(out[i])) - expected[i]);
+    const double off = std::abs(static_cast<double>(widened(type, out[i])) - expected[i]);
     if (!std::isfinite(off)) {
       return {std::numeric_limits<double>::infinity(), std::numeric_limits<double>::infinity()};
     }

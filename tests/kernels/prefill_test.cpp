@@ -61,9 +61,11 @@ TEST_P(PrefillAttentionTest, MatchesFloat64) {
                                                    .head_dim = head_dim,
                                                    .first_token = first_token,
                                                    .num_tokens = num_tokens,
-                                                   .layer_capacity = first_token + num_tokens + 70},
+                                                   .layer_capacity = first_token + num_tokens + 70,
+                                                   .type = kElementTypes[(seed / 2) % 2]},
                                                   ++seed);
-      const OutputError error = output_error(run(given), reference_attention(given));
+      const OutputError error =
+          output_error(given.sizes.type, run(given), reference_attention(given));
       ASSERT_LT(error.relative_l2, kMaxRelativeL2);
       ASSERT_LT(error.max_abs, kMaxAbsolute);
     }
@@ -86,7 +88,8 @@ TEST_F(PrefillAttentionRules, FullBufferHasNoRowToSpare) {
                                                .num_tokens = 40,
                                                .layer_capacity = 70},
                                               7);
-  EXPECT_LT(output_error(run(given), reference_attention(given)).max_abs, kMaxAbsolute);
+  EXPECT_LT(output_error(given.sizes.type, run(given), reference_attention(given)).max_abs,
+            kMaxAbsolute);
 }
 
 // Later tokens of the same chunk share tiles with earlier queries; not a bit of them may show.
@@ -159,7 +162,8 @@ TEST_F(PrefillAttentionRules, OffsetsAre64Bit) {
   }
   prefill_attention(params_of(sizes, queries.data(), rows.data(), out.data()), nullptr);
   CLO_CUDA(cudaDeviceSynchronize());
-  EXPECT_LT(output_error(out.download(), reference_attention(given)).max_abs, kMaxAbsolute);
+  EXPECT_LT(output_error(given.sizes.type, out.download(), reference_attention(given)).max_abs,
+            kMaxAbsolute);
 }
 
 TEST(PrefillAttentionFlops, CountsThePairsThatCausalityLeaves) {
@@ -178,7 +182,7 @@ TEST_F(PrefillAttentionRules, Speed) {
                              .first_token = first_token,
                              .num_tokens = num_tokens,
                              .layer_capacity = first_token + num_tokens};
-    const std::vector<uint16_t> noise = to_bf16(random_floats(1 << 20, 3));
+    const std::vector<uint16_t> noise = to_bits(DType::kBF16, random_floats(1 << 20, 3));
     const DeviceArray<uint16_t> queries(sizes.query_elements()), out(sizes.query_elements());
     const DeviceArray<uint16_t> rows(sizes.num_kv_heads * sizes.head_elements());
     for (const auto* array : {&queries, &rows}) {

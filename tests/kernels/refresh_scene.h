@@ -24,6 +24,7 @@ struct Scene {
   int64_t context = 1000;  // of the first step
   PolicyOptions policy;
   int32_t num_slots = 1;
+  DType type = DType::kBF16;
   bool trained = false;              // codes by a trained projection
   int64_t resident_of = 0;           // head h is resident when h % resident_of == 1; 0: none
   std::vector<int32_t> first_pages;  // of the store, in the sequence's order; the rest anywhere

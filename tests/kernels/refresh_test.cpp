@@ -127,6 +127,7 @@ TEST_F(RefreshTest, ExactAndRandomSets) {
       scene.kv_heads = 3;
       scene.group = head_dim == 64 ? 7 : 2;
       scene.resident_of = 2;
+      scene.type = head_dim == 64 ? DType::kF16 : DType::kBF16;
       scene.policy = always();
       scene.policy.select = select;
       walk(scene, kSteps);

@@ -31,6 +31,7 @@ class World {
     shape_.num_q_heads = scene.group * scene.kv_heads;
     shape_.num_kv_heads = scene.kv_heads;
     shape_.head_dim = scene.head_dim;
+    shape_.type = scene.type;
     shape_.code_bits = scene.code_bits;
     capacity_ = scene.context + 300;
     pages_each_ = (capacity_ + kPageTokens - 1) / kPageTokens;
@@ -106,7 +107,7 @@ class World {
       for (const int32_t half : {0, 1}) {
         for (int32_t h = 0; h < scene_.kv_heads; ++h) {
           std::vector<float> values(static_cast<size_t>(dim));
-          convert_to_f32(DType::kBF16, host_row(s, h, context - 1) + half * dim * 2, values.data(),
+          convert_to_f32(shape_.type, host_row(s, h, context - 1) + half * dim * 2, values.data(),
                          dim);
           parts.insert(parts.end(), values.begin(), values.end());
         }
@@ -304,7 +305,7 @@ class World {
         kLayers * layout_.num_pages * scene_.kv_heads * kPageTokens * shape_.row_bytes();
     rows_ = std::make_unique<PinnedArray<std::byte>>(bytes);
     // Normal values, repeated: what must differ is the rows.
-    const std::vector<uint16_t> values = to_bf16(random_floats(65521, 1));
+    const std::vector<uint16_t> values = to_bits(shape_.type, random_floats(65521, 1));
     pages_.resize(static_cast<size_t>(layout_.num_pages));
     std::iota(pages_.begin(), pages_.end(), 0);
     std::shuffle(pages_.begin(), pages_.end(), std::mt19937(3));

@@ -26,15 +26,19 @@ struct Mirror {
 
 inline int ordered(uint16_t bits) { return (bits & 0x8000u) != 0 ? -(bits & 0x7FFF) : bits; }
 
+inline float value_of(DType type, uint16_t bits) {
+  return type == DType::kBF16 ? bf16_to_f32(bits) : f16_to_f32(bits);
+}
+
 inline void expect_rows(std::span<const std::byte> got, std::span<const std::byte> want, int steps,
-                        const char* what) {
+                        const char* what, DType type) {
   ASSERT_EQ(got.size(), want.size());
   for (size_t i = 0; i + 1 < got.size(); i += 2) {
     uint16_t a = 0, b = 0;
     std::memcpy(&a, got.data() + i, 2);
     std::memcpy(&b, want.data() + i, 2);
     // Where a rotation's products cancel, a last bit of theirs is many steps of the difference.
-    if (steps > 0 && std::abs(bf16_to_f32(a) - bf16_to_f32(b)) < 1e-5f) continue;
+    if (steps > 0 && std::abs(value_of(type, a) - value_of(type, b)) < 1e-5f) continue;
     ASSERT_LE(std::abs(ordered(a) - ordered(b)), steps) << what << ", element " << i / 2;
   }
 }
@@ -45,12 +49,13 @@ struct Case {
   int splits = 1;
   int code_bits = 128;
   bool trained = false;
+  DType type = DType::kBF16;
 };
 
 inline std::ostream& operator<<(std::ostream& out, const Case& c) {
   return out << "head_dim " << c.head_dim << " group " << c.group << " kv heads " << c.kv_heads
              << " norm " << c.norm << " bias " << c.bias << " splits " << c.splits << " bits "
-             << c.code_bits << " trained " << c.trained;
+             << c.code_bits << " trained " << c.trained << " " << dtype_name(c.type);
 }
 
 // The constants and the places of a model of one shape; sequences are added with their tokens.
@@ -60,7 +65,7 @@ class Places {
 
   Places(const Case& c, int64_t num_pages)
       : c_(c),
-        shape_{kLayers, c.kv_heads * c.group, c.kv_heads, c.head_dim, DType::kBF16, c.code_bits},
+        shape_{kLayers, c.kv_heads * c.group, c.kv_heads, c.head_dim, c.type, c.code_bits},
         layout_{shape_, num_pages},
         signs_(shape_, kHashSeed),
         host_rows(layout_.rows_bytes()),
@@ -169,10 +174,10 @@ class Places {
 
   // Every place holds what the CPU wrote, and nothing else was touched.
   void check_rows(int steps) {
-    expect_rows(host_rows.span(), want_rows, steps, "host rows");
+    expect_rows(host_rows.span(), want_rows, steps, "host rows", c_.type);
     for (const auto& s : sequences) {
       for (const auto& m : s->memory)
-        expect_rows(m->device.download(), m->host, steps, "head cache");
+        expect_rows(m->device.download(), m->host, steps, "head cache", c_.type);
     }
   }
   // Codes in both places are those of the keys in the host store.
@@ -190,7 +195,7 @@ class Places {
         for (int32_t h = 0; h < c_.kv_heads; ++h) {
           const std::byte* row =
               host_rows.data() + layout_.row_offset(kLayer, s->pages[page], h, slot);
-          convert_to_f32(DType::kBF16, row, key.data(), c_.head_dim);
+          convert_to_f32(c_.type, row, key.data(), c_.head_dim);
           std::vector<uint64_t> code(static_cast<size_t>(words));
           encode_row(simd_table(), hashes_host[static_cast<size_t>(kLayer * c_.kv_heads + h)],
                      key.data(), code.data(), scratch.data());

@@ -1,6 +1,6 @@
 // Token rows on their way to every place that keeps them, against the CPU backend. Without QK-norm
 // everything is equal bit for bit; with it the norm's sum runs in another order, and a rounded
-// element may be one bf16 step away. A code always is that of the key that was stored.
+// element may be one step of its type away. A code always is that of the key that was stored.
 #include "kernels/rows/rows.h"
 
 #include <algorithm>
@@ -215,7 +215,8 @@ TEST_F(RowsTest, DecodeRowsEqualTheCpus) {
     for (const int group : {1, 2, 3, 4, 5, 7, 8}) {
       for (const int kv_heads : {1, 2, 3, 8}) {
         const bool norm = (group + kv_heads) % 2 == 0, bias = kv_heads % 2 == 1;
-        run_decode({head_dim, group, kv_heads, norm, bias, splits++ % 4 + 1});
+        const DType type = kElementTypes[splits / 2 % 2];
+        run_decode({head_dim, group, kv_heads, norm, bias, splits++ % 4 + 1, 128, false, type});
         if (HasFatalFailure()) return;
       }
     }
@@ -226,7 +227,8 @@ TEST_F(RowsTest, DecodeRowsMakeCodesOfEveryKind) {
   for (const int head_dim : {64, 128}) {
     for (const int bits : {64, 128, 256}) {
       for (const bool trained : {false, true}) {
-        run_decode({head_dim, 4, 2, true, true, 3, bits, trained});
+        run_decode(
+            {head_dim, 4, 2, true, true, 3, bits, trained, trained ? DType::kF16 : DType::kBF16});
         if (HasFatalFailure()) return;
       }
     }
@@ -278,11 +280,11 @@ void run_chunk(const Case& c, int64_t first, int64_t rows) {
   const int64_t q_width = int64_t{shape.num_q_heads} * c.head_dim;
   const int64_t kv_width = int64_t{shape.num_kv_heads} * c.head_dim;
   const int64_t width = q_width + 2 * kv_width;
-  const std::vector<uint16_t> qkv = to_bf16(random_floats(rows * width, 31));
+  const std::vector<uint16_t> qkv = to_bits(c.type, random_floats(rows * width, 31));
   const std::vector<float> q_norm = random_floats(c.head_dim, 33),
                            k_norm = random_floats(c.head_dim, 34);
   const Angles angles(rows, c.head_dim);
-  std::vector<float> x = from_bf16(qkv);
+  std::vector<float> x = from_bits(c.type, qkv);
   rotate_on_cpu(ops, c, x.data(), shape.num_q_heads, rows, width, q_norm, angles.cosine,
                 angles.sine);
   rotate_on_cpu(ops, c, x.data() + q_width, shape.num_kv_heads, rows, width, k_norm, angles.cosine,
@@ -350,10 +352,12 @@ void run_chunk(const Case& c, int64_t first, int64_t rows) {
   for (int64_t r = 0; r < rows; ++r) {
     const auto row = std::span<const float>(x).subspan(static_cast<size_t>(r * width),
                                                        static_cast<size_t>(q_width));
-    for (const float value : row) want.push_back(f32_to_bf16(value));
+    const std::vector<uint16_t> rounded = to_bits(c.type, row);
+    want.insert(want.end(), rounded.begin(), rounded.end());
     if (r == rows - 1) expect_queries(last_query.download(), row, c.norm);
   }
-  expect_rows(std::as_bytes(std::span(got)), std::as_bytes(std::span(want)), steps, "queries");
+  expect_rows(std::as_bytes(std::span(got)), std::as_bytes(std::span(want)), steps, "queries",
+              c.type);
   if (testing::Test::HasFatalFailure()) return;
 
   // And back: the same rows, nothing else touched.
@@ -379,8 +383,15 @@ TEST_F(RowsTest, ChunksGoEverywhereAsOnTheCpu) {
       for (const int kv_heads : {1, 2, 3, 8}) {
         for (const auto& [first, rows] :
              {std::pair<int64_t, int64_t>{0, 1}, {0, 300}, {250, 7}, {255, 258}, {3, 24}}) {
-          const Case c{
-              head_dim, group, kv_heads, variant % 2 == 1, false, 1, variant % 3 == 0 ? 64 : 128};
+          const Case c{head_dim,
+                       group,
+                       kv_heads,
+                       variant % 2 == 1,
+                       false,
+                       1,
+                       variant % 3 == 0 ? 64 : 128,
+                       false,
+                       kElementTypes[variant / 2 % 2]};
           ++variant;
           run_chunk(c, first, rows);
           if (HasFatalFailure()) return;

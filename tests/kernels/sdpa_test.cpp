@@ -87,11 +87,12 @@ TEST_P(SdpaShapes, MatchesFloat64) {
                                                    .head_dim = head_dim,
                                                    .first_token = first_token,
                                                    .num_tokens = num_tokens,
-                                                   .layer_capacity = first_token + num_tokens + 70},
+                                                   .layer_capacity = first_token + num_tokens + 70,
+                                                   .type = kElementTypes[(seed / 2) % 2]},
                                                   ++seed);
       const std::vector<uint16_t> out = run(given);
       ASSERT_FALSE(HasFailure());
-      const OutputError error = output_error(out, reference_attention(given));
+      const OutputError error = output_error(given.sizes.type, out, reference_attention(given));
       ASSERT_LT(error.relative_l2, kMaxRelativeL2);
       ASSERT_LT(error.max_abs, kMaxAbsolute);
     }
@@ -117,7 +118,8 @@ TEST_F(SdpaTest, KernelsOfOneShapeMatchFloat64) {
                                                  .num_tokens = num_tokens,
                                                  .layer_capacity = 1200},
                                                 5);
-    EXPECT_LT(output_error(run(given), reference_attention(given)).max_abs, kMaxAbsolute);
+    EXPECT_LT(output_error(given.sizes.type, run(given), reference_attention(given)).max_abs,
+              kMaxAbsolute);
   }
 }
 
@@ -131,7 +133,8 @@ TEST_F(SdpaTest, HeadDimensionsDoNotMix) {
                                                  .num_tokens = 200,
                                                  .layer_capacity = 256},
                                                 9);
-    EXPECT_LT(output_error(run(given), reference_attention(given)).max_abs, kMaxAbsolute);
+    EXPECT_LT(output_error(given.sizes.type, run(given), reference_attention(given)).max_abs,
+              kMaxAbsolute);
   }
 }
 
@@ -154,7 +157,8 @@ TEST_F(SdpaTest, LaterTokensDoNotReachEarlierQueries) {
   }
   const std::vector<uint16_t> out = run(given);
   const auto kept = static_cast<size_t>((kLastClean + 1) * sizes.num_q_heads * sizes.head_dim);
-  EXPECT_LT(output_error(out, std::span(expected).first(kept)).max_abs, kMaxAbsolute);
+  EXPECT_LT(output_error(given.sizes.type, out, std::span(expected).first(kept)).max_abs,
+            kMaxAbsolute);
 }
 
 // The last head starts past 2^31 elements and 2^32 bytes.
@@ -178,7 +182,8 @@ TEST_F(SdpaTest, OffsetsAre64Bit) {
                         cudaMemcpyHostToDevice));
   }
   attend(params_of(sizes, queries.data(), rows.data(), out.data()));
-  EXPECT_LT(output_error(out.download(), reference_attention(given)).max_abs, kMaxAbsolute);
+  EXPECT_LT(output_error(given.sizes.type, out.download(), reference_attention(given)).max_abs,
+            kMaxAbsolute);
 }
 
 TEST_F(SdpaTest, Speed) {
@@ -196,7 +201,7 @@ TEST_F(SdpaTest, Speed) {
                                .first_token = length.first_token,
                                .num_tokens = length.num_tokens,
                                .layer_capacity = 131072};
-      const std::vector<uint16_t> noise = to_bf16(random_floats(1 << 20, 3));
+      const std::vector<uint16_t> noise = to_bits(DType::kBF16, random_floats(1 << 20, 3));
       const DeviceArray<uint16_t> queries(sizes.query_elements()), out(sizes.query_elements());
       const DeviceArray<uint16_t> rows(sizes.num_kv_heads * sizes.head_elements());
       for (const auto* array : {&queries, &rows}) {

@@ -115,7 +115,7 @@ RC_GTEST_PROP(Attend, EqualsNaiveAttentionOverSinkSetAndRing, ()) {
 }
 
 TEST(Attend, ManyPartsAreMergedInOrderWhateverTheThreads) {
-  for (const DType type : {DType::kF32, DType::kBF16}) {
+  for (const DType type : {DType::kF32, DType::kF16, DType::kBF16}) {
     const KvShape shape{1, 6, 2, 16, type, 64};
     // One head attends 4,099 rows of its own, one 2,500 slots: parts of 1,024 rows, the last short.
     Scene scene(shape, {{4, 60, 10, 4099, true}, {4, 60, 2500, 4099, false}}, 3);
@@ -240,7 +240,7 @@ TEST(Attend, ANaNKeyInOnePartShowsInTheResult) {
 
 // The identity slot map attends the same rows in the same order as a resident head does.
 TEST(Attend, IdentitySlotsEqualResidentRowsBitForBit) {
-  for (const DType type : {DType::kF32, DType::kBF16}) {
+  for (const DType type : {DType::kF32, DType::kF16, DType::kBF16}) {
     const KvShape shape{1, 4, 1, 64, type, 64};
     const int64_t context = 700;
     Scene evictable(shape, {{4, 100, 700, context, false}}, 13);

@@ -48,7 +48,7 @@ RC_GTEST_PROP(Linear, EqualsNaiveSums, ()) {
   Random random(*rc::gen::arbitrary<uint64_t>());
   LinearCase c;
   c.num_rows = *rc::gen::element<int64_t>(1, 2, 3, 5, 8, 16, 17, 40);
-  const Weight weight(*rc::gen::element(DType::kF32, DType::kBF16),
+  const Weight weight(*rc::gen::element(DType::kF32, DType::kF16, DType::kBF16),
                       *rc::gen::element<int64_t>(1, 2, 7, 8, 9, 24, 33, 130),
                       *rc::gen::element<int64_t>(1, 7, 8, 15, 33, 64, 100, 257), random);
   c.out_stride = weight.rows + *rc::gen::element<int64_t>(0, 3);
@@ -99,7 +99,7 @@ RC_GTEST_PROP(Linear, EqualsNaiveSums, ()) {
 
 TEST(Linear, RowsAreTheSameInEveryBatchUpToSixteen) {
   Random random(1);
-  for (const DType type : {DType::kF32, DType::kBF16}) {
+  for (const DType type : {DType::kF32, DType::kF16, DType::kBF16}) {
     // Large enough to be cut among threads, odd in both extents.
     const Weight weight(type, 133, 259, random);
     const std::vector<float> x = random.normals(16 * weight.cols);
@@ -116,7 +116,7 @@ TEST(Linear, RowsAreTheSameInEveryBatchUpToSixteen) {
 
 TEST(Embed, WidensTheRowsNamed) {
   Random random(2);
-  for (const DType type : {DType::kF32, DType::kBF16}) {
+  for (const DType type : {DType::kF32, DType::kF16, DType::kBF16}) {
     const Weight table(type, 11, 37, random);
     const std::vector<int32_t> ids = {10, 0, 3, 3, 7};
     std::vector<float> out(ids.size() * 37);

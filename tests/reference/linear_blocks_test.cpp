@@ -7,6 +7,7 @@
 
 #include "reference/cpu_ops.h"
 #include "scene.h"
+#include "simd_tables.h"
 
 namespace clo {
 namespace {
@@ -40,17 +41,6 @@ struct BlockMatrix {
   Bytes bytes;
   std::vector<float> elements;
 };
-
-std::vector<const SimdTable*> tables() {
-  std::vector<const SimdTable*> all = {&simd_baseline()};
-#if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) all.push_back(&simd_avx2());
-  if (__builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vl")) {
-    all.push_back(&simd_avx512_vnni());
-  }
-#endif
-  return all;
-}
 
 TEST(Activations, BecomeTheNearestCodes) {
   Random random(4);

@@ -68,7 +68,7 @@ RC_GTEST_PROP(PrefillAttention, EqualsNaiveCausalAttention, ()) {
 }
 
 TEST(PrefillAttention, WholePagesAndManyTiles) {
-  for (const DType type : {DType::kF32, DType::kBF16}) {
+  for (const DType type : {DType::kF32, DType::kF16, DType::kBF16}) {
     const KvShape shape{1, 2, 2, 16, type, 64};
     Scene scene(shape, {{4, 30, 10, 600, false}, {4, 30, 10, 600, true}}, 1);
     Random random(2);

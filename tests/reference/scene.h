@@ -34,7 +34,7 @@ class Random {
   std::normal_distribution<float> distribution_;
 };
 
-// 64-byte aligned bytes, exactly as many as asked for, all 0xFF: NaN as bf16 and as f32.
+// 64-byte aligned bytes, exactly as many as asked for, all 0xFF: NaN in every type.
 class Bytes {
  public:
   explicit Bytes(int64_t size)
@@ -95,7 +95,8 @@ class Scene {
   }
   // As the row holds it, after rounding to the row's type.
   float stored(const float* x) const {
-    return shape.type == DType::kF32 ? *x : bf16_to_f32(f32_to_bf16(*x));
+    if (shape.type == DType::kF32) return *x;
+    return shape.type == DType::kF16 ? f16_to_f32(f32_to_f16(*x)) : bf16_to_f32(f32_to_bf16(*x));
   }
   std::byte* host_row(int64_t token, int32_t head) const {
     return host_rows[static_cast<size_t>(token / kPageTokens)] +

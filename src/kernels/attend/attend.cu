@@ -34,7 +34,7 @@ struct Shared {
   bool last;
 };
 
-template <int kHeadDim, int kWarps>
+template <int kHeadDim, int kWarps, typename Element>
 class Block {
  public:
   static constexpr int kThreads = 32 * kWarps;
@@ -230,10 +230,10 @@ class Block {
   __device__ void attend_segment(const HeadRows& h, int32_t head, int32_t first, int32_t end,
                                  int32_t begin, int32_t stop, FirstTile started) {
     RunningSoftmax<kHeadDim> softmax;
-    const int32_t rows =
-        attend_tiles<kHeadDim>(h, queries(head), group_, p_.tables.scale * 1.44269504f,
-                               begin - first + warp_, stop - first, kWarps, started,
-                               shared_address(warp_acc(warp_)), query_memory(), lane_, softmax);
+    const int32_t rows = attend_tiles<kHeadDim, Element>(
+        h, queries(head), group_, p_.tables.scale * 1.44269504f, begin - first + warp_,
+        stop - first, kWarps, started, shared_address(warp_acc(warp_)), query_memory(), lane_,
+        softmax);
     if (lane_ == 0) shared_.rows[warp_] = rows;
     combine_warps(softmax);
     if (thread_ == 0) {
@@ -462,23 +462,23 @@ class Block {
     }
     static_assert(kMaxGroup * kHeadDim / 4 <= kThreads);
     if (thread_ < group_ * kHeadDim / 4) {
-      auto* out = static_cast<__nv_bfloat162*>(p_.out) + first_query(head) * (kHeadDim / 2);
+      auto* out = static_cast<uint2*>(p_.out) + first_query(head) * (kHeadDim / 4);
       const int g = 4 * thread_ / kHeadDim;
       const float4 v = value(g, 4 * thread_ % kHeadDim);
       const float scale = __fdividef(1.0f, shared_.total[g]);
-      out[2 * thread_] = __floats2bfloat162_rn(v.x * scale, v.y * scale);
-      out[2 * thread_ + 1] = __floats2bfloat162_rn(v.z * scale, v.w * scale);
+      out[thread_] =
+          uint2{Element::pack(v.x * scale, v.y * scale), Element::pack(v.z * scale, v.w * scale)};
     }
     if (p_.log_sum_exp != nullptr && thread_ < group_) {
       p_.log_sum_exp[first_query(head) + thread_] =
-          (shared_.best[thread_] + log2f(shared_.total[thread_])) * 0.693147181f;
+          (shared_.best[thread_] + log2f(shared_.total[thread_]) - Element::kWeightShift) *
+          0.693147181f;
     }
   }
 
   // A row without a sequence: zeros, and a sum over nothing.
   __device__ void clear_head(int32_t head) {
-    auto* out = reinterpret_cast<uint4*>(static_cast<__nv_bfloat16*>(p_.out) +
-                                         first_query(head) * kHeadDim);
+    auto* out = static_cast<uint4*>(p_.out) + first_query(head) * (kHeadDim / 8);
     for (int i = 0; i < group_ * kHeadDim / 8; ++i) out[i] = uint4{0, 0, 0, 0};
     if (p_.log_sum_exp == nullptr) return;
     for (int g = 0; g < group_; ++g) p_.log_sum_exp[first_query(head) + g] = -INFINITY;
@@ -492,24 +492,25 @@ class Block {
   const int group_;
 };
 
-template <int kHeadDim, int kWarps>
+template <int kHeadDim, int kWarps, typename Element>
 // Registers: a block and a refresh block (256 threads of 64) share a multiprocessor.
 __global__ void __maxnreg__(96) attend_kernel(const __grid_constant__ AttendRows params) {
   extern __shared__ __align__(16) std::byte tiles[];
   __shared__ Shared<kWarps> shared;
-  Block<kHeadDim, kWarps>(params, shared, tiles).run();
+  Block<kHeadDim, kWarps, Element>(params, shared, tiles).run();
 }
 
-template <int kHeadDim, int kWarps>
+template <int kHeadDim, int kWarps, typename Element>
 void launch_attend(const AttendRows& params, cudaStream_t stream) {
-  constexpr int kBytes = kWarps * TileShape<kHeadDim>::kWarpBytes + SplitQueries<kHeadDim>::kBytes;
+  constexpr int kBytes =
+      kWarps * TileShape<kHeadDim>::kWarpBytes + SplitQueries<kHeadDim, Element>::kBytes;
   static const bool prepared = [] {
-    CLO_CUDA(cudaFuncSetAttribute(attend_kernel<kHeadDim, kWarps>,
+    CLO_CUDA(cudaFuncSetAttribute(attend_kernel<kHeadDim, kWarps, Element>,
                                   cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
     return true;
   }();
   (void)prepared;
-  launch(attend_kernel<kHeadDim, kWarps>, dim3(static_cast<unsigned>(params.grid)),
+  launch(attend_kernel<kHeadDim, kWarps, Element>, dim3(static_cast<unsigned>(params.grid)),
          dim3(32 * kWarps), kBytes, stream, params);
 }
 
@@ -525,12 +526,12 @@ bool has_room_for_sixteen_warps() {
   return room;
 }
 
-template <int kHeadDim>
+template <int kHeadDim, typename Element>
 void launch_for_device(const AttendRows& params, cudaStream_t stream) {
   if (has_room_for_sixteen_warps()) {
-    launch_attend<kHeadDim, 16>(params, stream);
+    launch_attend<kHeadDim, 16, Element>(params, stream);
   } else {
-    launch_attend<kHeadDim, 8>(params, stream);
+    launch_attend<kHeadDim, 8, Element>(params, stream);
   }
 }
 
@@ -538,16 +539,17 @@ void launch_for_device(const AttendRows& params, cudaStream_t stream) {
 
 void attend(const AttendRows& params, cudaStream_t stream) {
   const KvShape& shape = params.tables.shape;
-  CLO_CHECK(shape.type == DType::kBF16, static_cast<int>(shape.type));
+  CLO_CHECK(shape.head_dim == 64 || shape.head_dim == 128, shape.head_dim);
   CLO_CHECK(shape.group_size() >= 1 && shape.group_size() <= kMaxGroup, shape.group_size());
   CLO_CHECK(params.grid >= 1 && params.grid <= kMaxGrid, params.grid);
   CLO_CHECK(params.rows >= 1, params.rows);
-  if (shape.head_dim == 64) {
-    launch_for_device<64>(params, stream);
-  } else {
-    CLO_CHECK(shape.head_dim == 128, shape.head_dim);
-    launch_for_device<128>(params, stream);
-  }
+  with_element(shape.type, [&]<typename Element>(Element) {
+    if (shape.head_dim == 64) {
+      launch_for_device<64, Element>(params, stream);
+    } else {
+      launch_for_device<128, Element>(params, stream);
+    }
+  });
 }
 
 }  // namespace clo::kernels

@@ -20,7 +20,7 @@ namespace clo::kernels {
 struct AttendRows {
   DecodeTables tables;
   const float* queries = nullptr;  // [rows, num_q_heads * head_dim]
-  void* out = nullptr;             // bf16 [rows, num_q_heads * head_dim]
+  void* out = nullptr;             // [rows, num_q_heads * head_dim] of the rows' type
   float* log_sum_exp = nullptr;    // [rows, num_q_heads] or null
   float* parts = nullptr;          // [attend_parts(...)][group_size][head_dim + 2] scratch
   uint32_t* arrivals = nullptr;    // [rows * num_kv_heads], zero before the first launch; left zero

@@ -6,9 +6,10 @@
 // own chain, the other warps of the multiprocessor fill.
 //
 // The token side lies on the 16 rows of a tensor-core product and the group on its 8 columns
-// (scores = K q^T, out^T = V^T p): a group of eight wastes nothing. K and V are exact in bf16; the
-// f32 queries and weights are split in two bf16 numbers each, so the products are as good as f32
-// (relative error 2^-16). The kernel waits for memory; the doubled products are free.
+// (scores = K q^T, out^T = V^T p): a group of eight wastes nothing. K and V are exact in bf16
+// or f16; the f32 queries and weights are split in two such numbers each, so that the products are
+// as good as f32 (relative error 2^-16, in f16 2^-21). The kernel waits for memory; the doubled
+// products are free.
 #include <cstdint>
 
 #include "kernels/attend/head_rows.cuh"
@@ -20,7 +21,7 @@ inline constexpr unsigned kWholeWarp = 0xFFFFFFFFu;
 
 template <int kHeadDim>
 struct TileShape {
-  static constexpr int kRowBytes = 4 * kHeadDim;     // K and V in bf16
+  static constexpr int kRowBytes = 4 * kHeadDim;     // K and V, 16 bits each
   static constexpr int kRowStride = kRowBytes + 16;  // rows start 4 banks apart
   static constexpr int kWarpBytes = kTileRows * kRowStride;
   static constexpr int kHalfBytes = kRowBytes / 2;  // K or V
@@ -29,7 +30,8 @@ struct TileShape {
 
 // Lane l holds columns (query heads) 2 (l % 4) + {0, 1}; of acc also elements 16 i + l / 4 + {0,
 // 8}: acc[i] = {[e][c], [e][c + 1], [e + 8][c], [e + 8][c + 1]}. max is the same in all lanes of a
-// column, sum is the lane's own rows'. Scores are in units of log 2.
+// column, sum is the lane's own rows'. Scores are in units of
+// log 2; sum and acc are in units of 2^-Element::kWeightShift.
 template <int kHeadDim>
 struct RunningSoftmax {
   float max[2] = {-INFINITY, -INFINITY};
@@ -38,8 +40,9 @@ struct RunningSoftmax {
 };
 
 // The group's queries as the second factor of the score products, shared by the block's warps: rows
-// of bf16, the high parts of eight queries, then the low parts. (In registers they would take 32.)
-template <int kHeadDim>
+// of elements, the high parts of eight queries, then the low parts. (In registers they would
+// take 32.)
+template <int kHeadDim, typename Element>
 struct SplitQueries {
   static constexpr int kStride = kHeadDim * 2 + 16;
   static constexpr int kBytes = 2 * kMaxGroup * kStride;
@@ -52,10 +55,10 @@ struct SplitQueries {
       const int g = 2 * i / kHeadDim, d = 2 * i % kHeadDim;
       float2 q = {0, 0};
       if (g < group) q = *reinterpret_cast<const float2*>(queries + g * kHeadDim + d);
-      const SplitPair split = split_bf16(q.x, q.y);
+      const SplitPair parts = split<Element>(q.x, q.y);
       std::byte* at = memory + g * kStride + 2 * d;
-      *reinterpret_cast<uint32_t*>(at) = split.high;
-      *reinterpret_cast<uint32_t*>(at + kMaxGroup * kStride) = split.low;
+      *reinterpret_cast<uint32_t*>(at) = parts.high;
+      *reinterpret_cast<uint32_t*>(at + kMaxGroup * kStride) = parts.low;
     }
   }
   // Address that a lane gives to load the factors of product 0: high elements 0 to 7, 8 to 15, low
@@ -107,7 +110,7 @@ __device__ __forceinline__ void fetch_half(const HeadRows& h, const TileRows& ro
 }
 
 // Scores of the tile's rows in `stage`. queries: SplitQueries' lane address.
-template <int kHeadDim>
+template <int kHeadDim, typename Element>
 __device__ __forceinline__ void score_tile(float (&score)[4], uint32_t queries, uint32_t mask,
                                            float scale_log2, uint32_t stage, int lane) {
   using Shape = TileShape<kHeadDim>;
@@ -121,8 +124,8 @@ __device__ __forceinline__ void score_tile(float (&score)[4], uint32_t queries, 
     uint32_t a[4], b[4];
     load_matrices(a, keys + static_cast<uint32_t>(32 * i));
     load_matrices(b, queries + static_cast<uint32_t>(32 * i));
-    multiply_add(score, a, b[0], b[1]);
-    multiply_add(rest, a, b[2], b[3]);
+    multiply_add<Element>(score, a, b[0], b[1]);
+    multiply_add<Element>(rest, a, b[2], b[3]);
   }
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -132,7 +135,7 @@ __device__ __forceinline__ void score_tile(float (&score)[4], uint32_t queries, 
 }
 
 // Folds the scores into the running maximum and sum, leaves weights in their place.
-template <int kHeadDim>
+template <int kHeadDim, typename Element>
 __device__ __forceinline__ void weigh_tile(RunningSoftmax<kHeadDim>& softmax, float (&score)[4]) {
   using Shape = TileShape<kHeadDim>;
   float lost[2];
@@ -148,8 +151,9 @@ __device__ __forceinline__ void weigh_tile(RunningSoftmax<kHeadDim>& softmax, fl
     // Nothing but masked rows so far: any finite base gives weights of zero.
     const float base = best == -INFINITY ? 0.0f : best;
     lost[c] = exp2f(softmax.max[c] - base);
-    score[c] = exp2f(score[c] - base);
-    score[c + 2] = exp2f(score[c + 2] - base);
+    const float shifted = base - Element::kWeightShift;
+    score[c] = exp2f(score[c] - shifted);
+    score[c + 2] = exp2f(score[c + 2] - shifted);
     softmax.max[c] = best;
     softmax.sum[c] = softmax.sum[c] * lost[c] + (score[c] + score[c + 2]);
   }
@@ -163,12 +167,12 @@ __device__ __forceinline__ void weigh_tile(RunningSoftmax<kHeadDim>& softmax, fl
 }
 
 // Adds the weighted values of the tile in `stage`.
-template <int kHeadDim>
+template <int kHeadDim, typename Element>
 __device__ __forceinline__ void add_values(RunningSoftmax<kHeadDim>& softmax,
                                            const float (&score)[4], uint32_t stage, int lane) {
   using Shape = TileShape<kHeadDim>;
-  const SplitPair first = split_bf16(score[0], score[1]);   // tokens 0 to 7
-  const SplitPair second = split_bf16(score[2], score[3]);  // tokens 8 to 15
+  const SplitPair first = split<Element>(score[0], score[1]);   // tokens 0 to 7
+  const SplitPair second = split<Element>(score[2], score[3]);  // tokens 8 to 15
   const uint32_t high[2] = {transpose_matrix(first.high), transpose_matrix(second.high)};
   const uint32_t low[2] = {transpose_matrix(first.low), transpose_matrix(second.low)};
   // V^T: matrices of elements 0 to 7, 8 to 15 of tokens 0 to 7, then of tokens 8 to 15.
@@ -179,8 +183,8 @@ __device__ __forceinline__ void add_values(RunningSoftmax<kHeadDim>& softmax,
   for (int i = 0; i < Shape::kSteps; ++i) {
     uint32_t a[4];
     load_matrices_transposed(a, values + static_cast<uint32_t>(32 * i));
-    multiply_add(softmax.acc[i], a, high[0], high[1]);
-    multiply_add(softmax.acc[i], a, low[0], low[1]);
+    multiply_add<Element>(softmax.acc[i], a, high[0], high[1]);
+    multiply_add<Element>(softmax.acc[i], a, low[0], low[1]);
   }
 }
 
@@ -202,7 +206,7 @@ __device__ __forceinline__ FirstTile start_tile(const HeadRows& h, int32_t tile,
 // Tiles first, first + stride, ... below last of one head. `started`: the first of them, if its
 // copies are under way; copies of another are awaited and thrown away. `memory`: the warp's
 // kWarpBytes of shared memory. Returns how many rows counted.
-template <int kHeadDim>
+template <int kHeadDim, typename Element>
 __device__ __forceinline__ int32_t attend_tiles(const HeadRows& h, const float* queries, int group,
                                                 float scale_log2, int32_t first, int32_t last,
                                                 int32_t stride, FirstTile started, uint32_t memory,
@@ -219,10 +223,10 @@ __device__ __forceinline__ int32_t attend_tiles(const HeadRows& h, const float* 
   }
   TileRows tile_rows = started.rows;
   int32_t mapped = map_entry(first + stride), mapped_after = map_entry(first + 2 * stride);
-  SplitQueries<kHeadDim>::store(query_memory, queries, group);
+  SplitQueries<kHeadDim, Element>::store(query_memory, queries, group);
   __syncthreads();
   const uint32_t query_address =
-      SplitQueries<kHeadDim>::lane_address(shared_address(query_memory), lane);
+      SplitQueries<kHeadDim, Element>::lane_address(shared_address(query_memory), lane);
 
   int32_t rows = 0;
   for (int32_t tile = first; tile < last; tile += stride) {
@@ -231,7 +235,7 @@ __device__ __forceinline__ int32_t attend_tiles(const HeadRows& h, const float* 
     copy_async_wait<1>();
     __syncwarp();  // every lane's copies of the keys are seen by all
     rows += __popc(tile_rows.mask);
-    score_tile<kHeadDim>(score, query_address, tile_rows.mask, scale_log2, memory, lane);
+    score_tile<kHeadDim, Element>(score, query_address, tile_rows.mask, scale_log2, memory, lane);
     if (more) {
       tile_rows = locate_tile<kHeadDim>(h, tile + stride, mapped, lane);
       mapped = mapped_after;
@@ -241,10 +245,10 @@ __device__ __forceinline__ int32_t attend_tiles(const HeadRows& h, const float* 
     } else {
       copy_async_commit();  // keeps the count of groups
     }
-    weigh_tile<kHeadDim>(softmax, score);
+    weigh_tile<kHeadDim, Element>(softmax, score);
     copy_async_wait<1>();
     __syncwarp();
-    add_values<kHeadDim>(softmax, score, memory, lane);
+    add_values<kHeadDim, Element>(softmax, score, memory, lane);
     __syncwarp();
     if (more) {
       fetch_half<kHeadDim, 1>(h, tile_rows, memory, lane);

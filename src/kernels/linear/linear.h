@@ -1,8 +1,8 @@
 #pragma once
-// The weight-streaming product of decode: out = x weight^T for up to kSkinnyRows rows, bf16 weights
-// and activations, f32 sums. Each weight byte is read once; the rows share it. Sums are cut into
-// `splits` parts of the input features, each written apart, so that a result never depends on the
-// order in which blocks finish: the next kernel adds the parts in order.
+// The weight-streaming product of decode: out = x weight^T for up to kSkinnyRows rows, weights and
+// activations in bf16 or f16, f32 sums. Each weight byte is read once; the rows share it. Sums are
+// cut into `splits` parts of the input features, each written apart, so that a result never depends
+// on the order in which blocks finish: the next kernel adds the parts in order.
 //
 // A row's result does not depend on how many rows there are (batch-invariant).
 #include <cuda_runtime_api.h>
@@ -15,12 +15,13 @@
 namespace clo::kernels {
 
 struct SkinnyLinear {
-  const void* weight = nullptr;  // bf16 [num_outputs, num_inputs], 16-byte aligned
-  const void* x = nullptr;       // bf16 [rows, num_inputs], 16-byte aligned
+  const void* weight = nullptr;  // [num_outputs, num_inputs], 16-byte aligned
+  const void* x = nullptr;       // [rows, num_inputs], 16-byte aligned
   float* out = nullptr;          // [splits][rows][num_outputs]
   int64_t num_outputs = 0;       // any
   int64_t num_inputs = 0;        // a multiple of 8
   int32_t rows = 0;              // 1 to kSkinnyRows
+  DType type = DType::kBF16;     // of weight and x: bf16 or f16
 };
 
 // A block's tile: 64 output features; a stage of its ring: 128 input features of them.

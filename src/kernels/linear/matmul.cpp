@@ -52,9 +52,9 @@ struct Product {
 struct ShapeHash {
   size_t operator()(const MatmulShape& s) const {
     size_t hash = 0;
-    for (const int64_t value :
-         {s.rows, s.num_outputs, s.num_inputs,
-          int64_t{s.out_type == DType::kF32} + 2 * s.bias + 4 * s.accumulate}) {
+    for (const int64_t value : {s.rows, s.num_outputs, s.num_inputs,
+                                int64_t{s.out_type == DType::kF32} + 2 * s.bias + 4 * s.accumulate +
+                                    8 * int64_t{s.type == DType::kF16}}) {
       hash = hash * 0x9E3779B97F4A7C15u + std::hash<int64_t>{}(value);
     }
     return hash;
@@ -80,8 +80,10 @@ struct Matmul::Impl {
 Product Matmul::Impl::make(const MatmulShape& shape) const {
   CLO_CHECK(shape.rows >= 1 && shape.num_outputs >= 1 && shape.num_inputs >= 1, shape.rows,
             shape.num_outputs, shape.num_inputs);
-  CLO_CHECK(shape.out_type == DType::kF32 || (shape.out_type == DType::kBF16 && !shape.accumulate));
-  const cudaDataType out_type = shape.out_type == DType::kF32 ? CUDA_R_32F : CUDA_R_16BF;
+  CLO_CHECK(shape.type == DType::kBF16 || shape.type == DType::kF16);
+  CLO_CHECK(shape.out_type == DType::kF32 || (shape.out_type == shape.type && !shape.accumulate));
+  const cudaDataType in_type = shape.type == DType::kBF16 ? CUDA_R_16BF : CUDA_R_16F;
+  const cudaDataType out_type = shape.out_type == DType::kF32 ? CUDA_R_32F : in_type;
   const auto outputs = static_cast<uint64_t>(shape.num_outputs);
   const auto inputs = static_cast<uint64_t>(shape.num_inputs);
   const auto rows = static_cast<uint64_t>(shape.rows);
@@ -100,8 +102,8 @@ Product Matmul::Impl::make(const MatmulShape& shape) const {
         p.operation.get(), CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &bias_type, sizeof bias_type));
   }
   CLO_CUBLAS(
-      cublasLtMatrixLayoutCreate(p.weight.out(), CUDA_R_16BF, inputs, outputs, shape.num_inputs));
-  CLO_CUBLAS(cublasLtMatrixLayoutCreate(p.x.out(), CUDA_R_16BF, inputs, rows, shape.num_inputs));
+      cublasLtMatrixLayoutCreate(p.weight.out(), in_type, inputs, outputs, shape.num_inputs));
+  CLO_CUBLAS(cublasLtMatrixLayoutCreate(p.x.out(), in_type, inputs, rows, shape.num_inputs));
   CLO_CUBLAS(cublasLtMatrixLayoutCreate(p.out.out(), out_type, outputs, rows, shape.num_outputs));
 
   Preference preference;

@@ -22,9 +22,10 @@ struct MatmulShape {
   int64_t rows = 0;
   int64_t num_outputs = 0;
   int64_t num_inputs = 0;
-  DType out_type = DType::kBF16;  // bf16 or f32
+  DType out_type = DType::kBF16;  // `type` or f32
   bool bias = false;
-  bool accumulate = false;  // out += ...; only with f32
+  bool accumulate = false;    // out += ...; only with f32
+  DType type = DType::kBF16;  // of x and weight: bf16 or f16
 
   bool operator==(const MatmulShape&) const = default;
 };
@@ -40,9 +41,9 @@ class Matmul {
   // Fails: std::runtime_error where the library has no algorithm for the shape.
   void prepare(const MatmulShape& shape);
 
-  // out[rows, num_outputs] = x[rows, num_inputs] weight[num_outputs, num_inputs]^T (+ bias). x and
-  // weight bf16. bias [num_outputs] is of out's type (the library's rule), null unless shape.bias.
-  // Pointers 16-byte aligned. Ordered on: `stream`.
+  // out[rows, num_outputs] = x[rows, num_inputs] weight[num_outputs, num_inputs]^T (+ bias). bias
+  // [num_outputs] is of out's type (the library's rule), null unless shape.bias. Pointers 16-byte
+  // aligned. Ordered on: `stream`.
   void run(const MatmulShape& shape, const void* x, const void* weight, const void* bias, void* out,
            cudaStream_t stream);
 

@@ -9,7 +9,7 @@ namespace clo::kernels {
 
 namespace {
 
-constexpr int64_t kElement = 2;  // bf16
+constexpr int64_t kElement = 2;  // bf16 or f16
 constexpr int64_t kWeightStageBytes = kElement * kSkinnyTileOutputs * kSkinnyStageInputs;
 
 // Rings that are compiled: the deepest that leaves room for a neighbour, and one for parts whose

@@ -9,8 +9,6 @@
 //
 // Order of a sum: the same for any number of rows, since a column of the B operand never meets
 // another.
-#include <cuda_bf16.h>
-
 #include "base/check.h"
 #include "kernels/launch.cuh"
 #include "kernels/linear/linear.h"
@@ -107,7 +105,7 @@ struct Copier {
 };
 
 // sum[t] += 16 outputs x (64 inputs) x rows [8 t, 8 t + 8): this warp's share of one stage.
-template <int kRowTiles>
+template <typename Element, int kRowTiles>
 __device__ __forceinline__ void multiply_stage(float (&sum)[kRowTiles][4], uint32_t stage,
                                                int output_warp, int half, int lane) {
   const int a_row = output_warp * 16 + (lane & 15);
@@ -121,16 +119,16 @@ __device__ __forceinline__ void multiply_stage(float (&sum)[kRowTiles][4], uint3
     if constexpr (kRowTiles == 1) {
       uint32_t b[4];  // two steps of 8 rows
       load_matrices(b, x_rows + piece_offset(lane & 7, piece + (lane >> 3)));
-      multiply_add(sum[0], a[0], b[0], b[1]);
-      multiply_add(sum[0], a[1], b[2], b[3]);
+      multiply_add<Element>(sum[0], a[0], b[0], b[1]);
+      multiply_add<Element>(sum[0], a[1], b[2], b[3]);
     } else {
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         uint32_t b[4];  // one step of 16 rows
         const int row = (lane & 7) + ((lane >> 4) << 3);
         load_matrices(b, x_rows + piece_offset(row, piece + 2 * j + ((lane >> 3) & 1)));
-        multiply_add(sum[0], a[j], b[0], b[1]);
-        multiply_add(sum[1], a[j], b[2], b[3]);
+        multiply_add<Element>(sum[0], a[j], b[0], b[1]);
+        multiply_add<Element>(sum[1], a[j], b[2], b[3]);
       }
     }
   }
@@ -154,7 +152,7 @@ __device__ __forceinline__ void store(const Work& w, int32_t item, const float (
   }
 }
 
-template <int kRowTiles, int kStages>
+template <typename Element, int kRowTiles, int kStages>
 __global__ void __launch_bounds__(kThreads, 2) skinny_kernel(const __grid_constant__ Work w) {
   constexpr int kStageBytes = kWeightBytes + kRowTiles * 8 * kRowBytes;
   extern __shared__ __align__(128) std::byte shared[];
@@ -207,7 +205,7 @@ __global__ void __launch_bounds__(kThreads, 2) skinny_kernel(const __grid_consta
       produced.advance(w);
     }
     copy_async_commit();  // empty at the end, so that the count of groups goes on
-    multiply_stage<kRowTiles>(sum, ring + stage * kStageBytes, output_warp, half, lane);
+    multiply_stage<Element, kRowTiles>(sum, ring + stage * kStageBytes, output_warp, half, lane);
     free_stage = stage;
     stage = stage + 1 == kStages ? 0 : stage + 1;
 
@@ -230,9 +228,9 @@ __global__ void __launch_bounds__(kThreads, 2) skinny_kernel(const __grid_consta
   }
 }
 
-template <int kRowTiles, int kStages>
+template <typename Element, int kRowTiles, int kStages>
 void launch_skinny(const Work& work, int32_t grid, cudaStream_t stream) {
-  constexpr auto kernel = skinny_kernel<kRowTiles, kStages>;
+  constexpr auto kernel = skinny_kernel<Element, kRowTiles, kStages>;
   constexpr int kSharedBytes = kStages * (kWeightBytes + kRowTiles * 8 * kRowBytes) +
                                kRowTiles * 8 * kSkinnyTileOutputs * int{sizeof(float)};
   static const bool ready = [] {
@@ -264,13 +262,21 @@ void skinny_linear(const SkinnyLinear& params, const SkinnyPlan& plan, cudaStrea
                      .split_chunks = static_cast<int32_t>(plan.split_inputs / kSkinnyStageInputs),
                      .chunks = static_cast<int32_t>(chunks),
                      .items = static_cast<int32_t>(skinny_items(plan, params.num_outputs))};
-  // A plan for more rows serves fewer; its ring is the one that fits.
-  if (params.rows <= 8 && plan.stages == 8) return launch_skinny<1, 8>(work, plan.grid, stream);
-  if (params.rows <= 8 && plan.stages == 7) return launch_skinny<1, 7>(work, plan.grid, stream);
-  if (params.rows <= 8 && plan.stages == 4) return launch_skinny<1, 4>(work, plan.grid, stream);
-  if (plan.stages == 7) return launch_skinny<2, 7>(work, plan.grid, stream);
-  CLO_CHECK(plan.stages == 4, plan.stages, params.rows);
-  launch_skinny<2, 4>(work, plan.grid, stream);
+  with_element(params.type, [&]<typename Element>(Element) {
+    // A plan for more rows serves fewer; its ring is the one that fits.
+    if (params.rows <= 8 && plan.stages == 8) {
+      launch_skinny<Element, 1, 8>(work, plan.grid, stream);
+    } else if (params.rows <= 8 && plan.stages == 7) {
+      launch_skinny<Element, 1, 7>(work, plan.grid, stream);
+    } else if (params.rows <= 8 && plan.stages == 4) {
+      launch_skinny<Element, 1, 4>(work, plan.grid, stream);
+    } else if (plan.stages == 7) {
+      launch_skinny<Element, 2, 7>(work, plan.grid, stream);
+    } else {
+      CLO_CHECK(plan.stages == 4, plan.stages, params.rows);
+      launch_skinny<Element, 2, 4>(work, plan.grid, stream);
+    }
+  });
 }
 
 }  // namespace clo::kernels

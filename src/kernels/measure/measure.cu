@@ -1,8 +1,7 @@
-#include <cuda_bf16.h>
-
 #include <algorithm>
 
 #include "base/check.h"
+#include "kernels/element.cuh"
 #include "kernels/launch.cuh"
 #include "kernels/measure/measure.h"
 #include "kernels/rows/offsets.h"
@@ -27,12 +26,13 @@ __device__ __forceinline__ float spread(uint64_t bits) {
   return (static_cast<float>(bits >> 40) * (2.0f / 16777216.0f) - 1.0f) * 1.7320508f;
 }
 
-__global__ void fill_bf16(__nv_bfloat16* target, int64_t count, float deviation, uint64_t seed) {
+template <typename Element>
+__global__ void fill_elements(uint16_t* target, int64_t count, float deviation, uint64_t seed) {
   wait_for_predecessor();
   const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
   for (int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x; i < count;
        i += step) {
-    target[i] = __float2bfloat16(deviation * spread(mix(seed + static_cast<uint64_t>(i))));
+    target[i] = Element::bits(deviation * spread(mix(seed + static_cast<uint64_t>(i))));
   }
 }
 
@@ -135,10 +135,12 @@ int64_t gather_once(const GatherOnce& params, cudaStream_t stream) {
   return int64_t{shape.num_layers} * shape.num_kv_heads * rows_each * shape.row_bytes();
 }
 
-void fill_random_bf16(void* target, int64_t count, float deviation, uint64_t seed,
-                      cudaStream_t stream) {
-  launch(fill_bf16, kBlocks, kThreads, 0, stream, static_cast<__nv_bfloat16*>(target), count,
-         deviation, seed);
+void fill_random(DType type, void* target, int64_t count, float deviation, uint64_t seed,
+                 cudaStream_t stream) {
+  with_element(type, [&]<typename Element>(Element) {
+    launch(fill_elements<Element>, kBlocks, kThreads, 0, stream, static_cast<uint16_t*>(target),
+           count, deviation, seed);
+  });
 }
 
 void fill_random_f32(float* target, int64_t count, float deviation, uint64_t seed,

@@ -11,9 +11,10 @@
 
 namespace clo::kernels {
 
-// bf16 [count], uniform with standard deviation `deviation`; a pure function of seed and index.
-void fill_random_bf16(void* target, int64_t count, float deviation, uint64_t seed,
-                      cudaStream_t stream);
+// [count] in bf16 or f16, uniform with standard deviation `deviation`; a pure function of seed and
+// index.
+void fill_random(DType type, void* target, int64_t count, float deviation, uint64_t seed,
+                 cudaStream_t stream);
 void fill_random_f32(float* target, int64_t count, float deviation, uint64_t seed,
                      cudaStream_t stream);
 void fill_constant_f32(float* target, int64_t count, float value, cudaStream_t stream);

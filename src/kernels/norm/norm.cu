@@ -1,11 +1,10 @@
 // Small kernels between products. At one row per step they are all latency: every thread asks for
 // all it needs at once, and what is constant is asked for before the wait for the predecessor.
-#include <cuda_bf16.h>
-
 #include <algorithm>
 
 #include "base/check.h"
 #include "base/units.h"
+#include "kernels/element.cuh"
 #include "kernels/launch.cuh"
 #include "kernels/norm/norm.h"
 
@@ -23,13 +22,9 @@ __device__ __forceinline__ float4 load4(const float* p) {
 __device__ __forceinline__ float4 operator+(float4 a, float4 b) {
   return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w};
 }
-__device__ __forceinline__ uint32_t pack(float low, float high) {
-  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-  return *reinterpret_cast<const uint32_t*>(&pair);
-}
-__device__ __forceinline__ uint2 pack(float4 v) { return {pack(v.x, v.y), pack(v.z, v.w)}; }
-__device__ __forceinline__ float2 unpack(uint32_t pair) {
-  return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xFFFF0000u)};
+template <typename Element>
+__device__ __forceinline__ uint2 pack(float4 v) {
+  return {Element::pack(v.x, v.y), Element::pack(v.z, v.w)};
 }
 __device__ __forceinline__ float silu(float g) { return g / (1.0f + expf(-g)); }
 __device__ __forceinline__ float4 gate(float4 g, float4 up) {
@@ -52,7 +47,7 @@ __device__ __forceinline__ float block_sum(float value) {
 }
 
 // One block per row; a thread keeps kVectors x 4 elements of it.
-template <int kVectors>
+template <typename Element, int kVectors>
 __global__ void __launch_bounds__(kNormThreads) add_norm_kernel(const __grid_constant__ AddNorm p) {
   launch_dependents();
   constexpr bool kWeightEarly = kVectors <= 4;  // registers
@@ -96,14 +91,14 @@ __global__ void __launch_bounds__(kNormThreads) add_norm_kernel(const __grid_con
   }
   squares = block_sum(squares);
   const float scale = 1.0f / sqrtf(squares / static_cast<float>(p.width) + p.epsilon);
-  auto* const out = static_cast<__nv_bfloat16*>(p.out) + static_cast<int64_t>(blockIdx.x) * p.width;
+  auto* const out = static_cast<uint16_t*>(p.out) + static_cast<int64_t>(blockIdx.x) * p.width;
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) {
     const int64_t i = 4 * (threadIdx.x + static_cast<int64_t>(v) * blockDim.x);
     if constexpr (!kWeightEarly) weight[v] = i < p.width ? load4(p.weight + i) : float4{};
     const float4 y = {x[v].x * scale * weight[v].x, x[v].y * scale * weight[v].y,
                       x[v].z * scale * weight[v].z, x[v].w * scale * weight[v].w};
-    if (i < p.width) *reinterpret_cast<uint2*>(out + i) = pack(y);
+    if (i < p.width) *reinterpret_cast<uint2*>(out + i) = pack<Element>(y);
   }
 }
 
@@ -111,6 +106,7 @@ constexpr int kGateThreads =
     128;  // small blocks, so that one row spreads over many multiprocessors
 
 // Four elements per thread.
+template <typename Element>
 __global__ void __launch_bounds__(kGateThreads)
     gated_silu_kernel(const __grid_constant__ GatedSilu p) {
   launch_dependents();
@@ -132,13 +128,14 @@ __global__ void __launch_bounds__(kGateThreads)
     g = g + load4(part);
     up = up + load4(part + p.width);
   }
-  auto* const out = static_cast<__nv_bfloat16*>(p.out) + row * p.width + i;
-  *reinterpret_cast<uint2*>(out) = pack(gate(g, up));
+  auto* const out = static_cast<uint16_t*>(p.out) + row * p.width + i;
+  *reinterpret_cast<uint2*>(out) = pack<Element>(gate(g, up));
 }
 
 constexpr int kRowsThreads = 256;
 
 // Eight elements per thread.
+template <typename Element>
 __global__ void __launch_bounds__(kRowsThreads)
     gated_silu_rows_kernel(const __grid_constant__ GatedSiluRows p) {
   launch_dependents();
@@ -148,14 +145,14 @@ __global__ void __launch_bounds__(kRowsThreads)
   if (index >= p.rows * per_row) return;
 
   const int64_t row = index / per_row, i = index % per_row * 8;
-  const auto* const x = static_cast<const __nv_bfloat16*>(p.x) + row * 2 * p.width + i;
+  const auto* const x = static_cast<const uint16_t*>(p.x) + row * 2 * p.width + i;
   const uint4 g = *reinterpret_cast<const uint4*>(x);
   const uint4 up = *reinterpret_cast<const uint4*>(x + p.width);
   const auto gate_pair = [](uint32_t g_pair, uint32_t up_pair) {
-    const float2 a = unpack(g_pair), b = unpack(up_pair);
-    return pack(silu(a.x) * b.x, silu(a.y) * b.y);
+    const float2 a = Element::unpack(g_pair), b = Element::unpack(up_pair);
+    return Element::pack(silu(a.x) * b.x, silu(a.y) * b.y);
   };
-  *reinterpret_cast<uint4*>(static_cast<__nv_bfloat16*>(p.out) + row * p.width + i) =
+  *reinterpret_cast<uint4*>(static_cast<uint16_t*>(p.out) + row * p.width + i) =
       uint4{gate_pair(g.x, up.x), gate_pair(g.y, up.y), gate_pair(g.z, up.z), gate_pair(g.w, up.w)};
 }
 
@@ -163,7 +160,7 @@ constexpr int kBeginThreads = 256;
 
 // What begin_step and begin_chunk share: where a row's token and position lead.
 struct Begin {
-  const __nv_bfloat16* table;
+  const uint16_t* table;
   const float* inverse_frequencies;
   float* x;
   float* cosine;
@@ -174,12 +171,14 @@ struct Begin {
 };
 
 // token < 0: no sequence, zeros.
+template <typename Element>
 __device__ __forceinline__ void begin_row(const Begin& b, int64_t row, int64_t token,
                                           int64_t position) {
   for (int64_t i = threadIdx.x * 8; i < b.width; i += kBeginThreads * 8) {
     const uint4 e =
         token < 0 ? uint4{} : *reinterpret_cast<const uint4*>(b.table + token * b.width + i);
-    const float2 v[4] = {unpack(e.x), unpack(e.y), unpack(e.z), unpack(e.w)};
+    const float2 v[4] = {Element::unpack(e.x), Element::unpack(e.y), Element::unpack(e.z),
+                         Element::unpack(e.w)};
     auto* const out = reinterpret_cast<float4*>(b.x + row * b.width + i);
     out[0] = {v[0].x, v[0].y, v[1].x, v[1].y};
     out[1] = {v[2].x, v[2].y, v[3].x, v[3].y};
@@ -199,6 +198,7 @@ __device__ __forceinline__ void begin_row(const Begin& b, int64_t row, int64_t t
   }
 }
 
+template <typename Element>
 __global__ void __launch_bounds__(kBeginThreads)
     begin_step_kernel(const __grid_constant__ DecodeTables tables,
                       const __grid_constant__ Begin begin) {
@@ -213,15 +213,16 @@ __global__ void __launch_bounds__(kBeginThreads)
     token = tables.slots[slot].token;
     position = tables.slots[slot].num_tokens;
   }
-  begin_row(begin, blockIdx.x, token, position);
+  begin_row<Element>(begin, blockIdx.x, token, position);
 }
 
+template <typename Element>
 __global__ void __launch_bounds__(kBeginThreads)
     begin_chunk_kernel(const int32_t* ids, int64_t first_position,
                        const __grid_constant__ Begin begin) {
   launch_dependents();
   wait_for_predecessor();
-  begin_row(begin, blockIdx.x, ids[blockIdx.x], first_position + blockIdx.x);
+  begin_row<Element>(begin, blockIdx.x, ids[blockIdx.x], first_position + blockIdx.x);
 }
 
 // All shared memory to blocks, though these kernels use little: a multiprocessor changes its split
@@ -234,15 +235,17 @@ void prefer_shared_memory(Kernel* kernel) {
 
 template <int kVectors>
 void launch_add_norm(const AddNorm& params, int threads, cudaStream_t stream) {
-  static const bool ready = (prefer_shared_memory(add_norm_kernel<kVectors>), true);
-  (void)ready;
-  launch(add_norm_kernel<kVectors>, dim3(static_cast<unsigned>(params.rows)),
-         dim3(static_cast<unsigned>(threads)), 0, stream, params);
+  with_element(params.type, [&]<typename Element>(Element) {
+    static const bool ready = (prefer_shared_memory(add_norm_kernel<Element, kVectors>), true);
+    (void)ready;
+    launch(add_norm_kernel<Element, kVectors>, dim3(static_cast<unsigned>(params.rows)),
+           dim3(static_cast<unsigned>(threads)), 0, stream, params);
+  });
 }
 
 Begin make_begin(const auto& params) {
   CLO_CHECK(params.width >= 8 && params.width % 8 == 0, params.width);
-  return {.table = static_cast<const __nv_bfloat16*>(params.table),
+  return {.table = static_cast<const uint16_t*>(params.table),
           .inverse_frequencies = params.inverse_frequencies,
           .x = params.x,
           .cosine = params.cosine,
@@ -271,37 +274,45 @@ void add_norm(const AddNorm& params, cudaStream_t stream) {
 void gated_silu(const GatedSilu& params, cudaStream_t stream) {
   CLO_CHECK(params.rows >= 1 && params.width >= 8 && params.width % 8 == 0 && params.splits >= 1,
             params.rows, params.width, params.splits);
-  static const bool ready = (prefer_shared_memory(gated_silu_kernel), true);
-  (void)ready;
-  const int64_t blocks = divide_up(params.rows * (params.width / 4), kGateThreads);
-  launch(gated_silu_kernel, dim3(static_cast<unsigned>(blocks)), dim3(kGateThreads), 0, stream,
-         params);
+  with_element(params.type, [&]<typename Element>(Element) {
+    static const bool ready = (prefer_shared_memory(gated_silu_kernel<Element>), true);
+    (void)ready;
+    const int64_t blocks = divide_up(params.rows * (params.width / 4), kGateThreads);
+    launch(gated_silu_kernel<Element>, dim3(static_cast<unsigned>(blocks)), dim3(kGateThreads), 0,
+           stream, params);
+  });
 }
 
 void gated_silu_rows(const GatedSiluRows& params, cudaStream_t stream) {
   CLO_CHECK(params.rows >= 1 && params.width >= 8 && params.width % 8 == 0, params.rows,
             params.width);
-  static const bool ready = (prefer_shared_memory(gated_silu_rows_kernel), true);
-  (void)ready;
-  const int64_t blocks = divide_up(params.rows * (params.width / 8), kRowsThreads);
-  launch(gated_silu_rows_kernel, dim3(static_cast<unsigned>(blocks)), dim3(kRowsThreads), 0, stream,
-         params);
+  with_element(params.type, [&]<typename Element>(Element) {
+    static const bool ready = (prefer_shared_memory(gated_silu_rows_kernel<Element>), true);
+    (void)ready;
+    const int64_t blocks = divide_up(params.rows * (params.width / 8), kRowsThreads);
+    launch(gated_silu_rows_kernel<Element>, dim3(static_cast<unsigned>(blocks)), dim3(kRowsThreads),
+           0, stream, params);
+  });
 }
 
 void begin_step(const BeginStep& params, cudaStream_t stream) {
   CLO_CHECK(params.rows >= 1, params.rows);
-  static const bool ready = (prefer_shared_memory(begin_step_kernel), true);
-  (void)ready;
-  launch(begin_step_kernel, dim3(static_cast<unsigned>(params.rows)), dim3(kBeginThreads), 0,
-         stream, params.tables, make_begin(params));
+  with_element(params.type, [&]<typename Element>(Element) {
+    static const bool ready = (prefer_shared_memory(begin_step_kernel<Element>), true);
+    (void)ready;
+    launch(begin_step_kernel<Element>, dim3(static_cast<unsigned>(params.rows)),
+           dim3(kBeginThreads), 0, stream, params.tables, make_begin(params));
+  });
 }
 
 void begin_chunk(const BeginChunk& params, cudaStream_t stream) {
   CLO_CHECK(params.rows >= 1, params.rows);
-  static const bool ready = (prefer_shared_memory(begin_chunk_kernel), true);
-  (void)ready;
-  launch(begin_chunk_kernel, dim3(static_cast<unsigned>(params.rows)), dim3(kBeginThreads), 0,
-         stream, params.ids, params.first_position, make_begin(params));
+  with_element(params.type, [&]<typename Element>(Element) {
+    static const bool ready = (prefer_shared_memory(begin_chunk_kernel<Element>), true);
+    (void)ready;
+    launch(begin_chunk_kernel<Element>, dim3(static_cast<unsigned>(params.rows)),
+           dim3(kBeginThreads), 0, stream, params.ids, params.first_position, make_begin(params));
+  });
 }
 
 }  // namespace clo::kernels

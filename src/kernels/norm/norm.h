@@ -1,7 +1,7 @@
 #pragma once
 // What lies between two products of a decode or prefill step: the parts of a product are added up
-// and the result is normalised, gated or looked up. Residual stream in f32, products' inputs in
-// bf16.
+// and the result is normalised, gated or looked up. Residual stream in f32, products' inputs
+// and the embedding table of `type`: bf16 or f16.
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
@@ -10,36 +10,39 @@
 
 namespace clo::kernels {
 
-// x += bias + sum of parts; out = bf16(rms_norm(x) * weight). Without parts x is only read.
+// x += bias + sum of parts; out = round(rms_norm(x) * weight). Without parts x is only read.
 struct AddNorm {
   float* x = nullptr;             // [rows, width] residual stream
   const float* parts = nullptr;   // [splits][rows][width] or null
   const float* bias = nullptr;    // [width] or null
   const float* weight = nullptr;  // [width]
-  void* out = nullptr;            // bf16 [rows, width]
+  void* out = nullptr;            // [rows, width]
   int64_t rows = 0;
   int64_t width = 0;  // a multiple of 8
   int32_t splits = 0;
   float epsilon = 0;
+  DType type = DType::kBF16;
 };
 void add_norm(const AddNorm& params, cudaStream_t stream);
 
-// out = bf16(silu(gate) * up), gate and up being the halves of bias + sum of parts.
+// out = round(silu(gate) * up), gate and up being the halves of bias + sum of parts.
 struct GatedSilu {
   const float* parts = nullptr;  // [splits][rows][2 * width]
   const float* bias = nullptr;   // [2 * width] or null
-  void* out = nullptr;           // bf16 [rows, width]
+  void* out = nullptr;           // [rows, width]
   int64_t rows = 0;
   int64_t width = 0;  // a multiple of 8
   int32_t splits = 1;
+  DType type = DType::kBF16;
 };
 void gated_silu(const GatedSilu& params, cudaStream_t stream);
-// The same for a prefill chunk: x bf16 [rows, 2 * width].
+// The same for a prefill chunk: x [rows, 2 * width].
 struct GatedSiluRows {
   const void* x = nullptr;
-  void* out = nullptr;  // bf16 [rows, width]
+  void* out = nullptr;  // [rows, width]
   int64_t rows = 0;
   int64_t width = 0;
+  DType type = DType::kBF16;
 };
 void gated_silu_rows(const GatedSiluRows& params, cudaStream_t stream);
 
@@ -47,7 +50,7 @@ void gated_silu_rows(const GatedSiluRows& params, cudaStream_t stream);
 // Rows without a sequence get zeros. The first kernel of a decode graph.
 struct BeginStep {
   DecodeTables tables;
-  const void* table = nullptr;                 // bf16 [vocab_size, width]
+  const void* table = nullptr;                 // [vocab_size, width]
   const float* inverse_frequencies = nullptr;  // [half_dim]
   float* x = nullptr;                          // [rows, width]
   float* cosine = nullptr;                     // [rows, half_dim]
@@ -56,6 +59,7 @@ struct BeginStep {
   int64_t width = 0;
   int32_t rows = 0;
   int32_t half_dim = 0;
+  DType type = DType::kBF16;
 };
 void begin_step(const BeginStep& params, cudaStream_t stream);
 
@@ -72,6 +76,7 @@ struct BeginChunk {
   int64_t width = 0;
   int64_t rows = 0;
   int32_t half_dim = 0;
+  DType type = DType::kBF16;
 };
 void begin_chunk(const BeginChunk& params, cudaStream_t stream);
 

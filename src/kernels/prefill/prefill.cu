@@ -29,7 +29,7 @@ struct KernelParams {
   const std::byte* layer_rows;
   std::byte* out;
   int64_t head_rows_bytes;    // of one KV head in the layer buffer
-  int64_t query_token_bytes;  // num_q_heads * head_dim bf16
+  int64_t query_token_bytes;  // num_q_heads * head_dim elements
   int32_t num_kv_heads;
   int32_t group_size;
   int32_t first_token;
@@ -38,8 +38,8 @@ struct KernelParams {
   float scale_log2;       // scale * log2(e): scores are kept in base 2
 };
 
-// Shared memory holds tiles of [rows][head_dim] bf16. The 16-byte piece c of row r lies at piece
-// c ^ (r mod 8), so that eight rows of one piece, which is what ldmatrix reads, are in eight
+// Shared memory holds tiles of [rows][head_dim] elements. The 16-byte piece c of row r lies at
+// piece c ^ (r mod 8), so that eight rows of one piece, which is what ldmatrix reads, are in eight
 // different bank groups.
 template <int kHeadDim>
 struct Tiles {
@@ -71,13 +71,6 @@ __device__ __forceinline__ float exp2_fast(float x) {
   return y;
 }
 
-// Two floats as bf16, `low` in the low half.
-__device__ __forceinline__ uint32_t pack_pair(float low, float high) {
-  uint32_t packed;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-  return packed;
-}
-
 // Over the four lanes that share a row of an accumulator tile.
 __device__ __forceinline__ float row_max(float x) {
   x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
@@ -88,7 +81,7 @@ __device__ __forceinline__ float row_sum(float x) {
   return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }
 
-template <int kHeadDim>
+template <typename Element, int kHeadDim>
 __global__ void __launch_bounds__(kThreads, 2) prefill_kernel(const KernelParams p) {
   using T = Tiles<kHeadDim>;
   constexpr int kDepthSteps = kHeadDim / 16;  // of the query-key product
@@ -219,8 +212,8 @@ __global__ void __launch_bounds__(kThreads, 2) prefill_kernel(const KernelParams
         load_matrices(key, stage + (key_fragment ^ (step * 32)) + pair * 16 * T::kRowBytes);
 #pragma unroll
         for (int m = 0; m < kMTiles; ++m) {
-          multiply_add(score[m][2 * pair], query[m], key[0], key[1]);
-          multiply_add(score[m][2 * pair + 1], query[m], key[2], key[3]);
+          multiply_add<Element>(score[m][2 * pair], query[m], key[0], key[1]);
+          multiply_add<Element>(score[m][2 * pair + 1], query[m], key[2], key[3]);
         }
       }
     }
@@ -257,7 +250,7 @@ __global__ void __launch_bounds__(kThreads, 2) prefill_kernel(const KernelParams
         moved |= highest != maximum[m][half];
         correction[m][half] = exp2_fast((maximum[m][half] - highest) * p.scale_log2);
         maximum[m][half] = highest;
-        offset[m][half] = -highest * p.scale_log2;
+        offset[m][half] = Element::kWeightShift - highest * p.scale_log2;
       }
     }
     // In a long context a new maximum is rare: most tiles skip the whole rescaling.
@@ -289,7 +282,7 @@ __global__ void __launch_bounds__(kThreads, 2) prefill_kernel(const KernelParams
           const float low = exp2_fast(fmaf(pair[0], p.scale_log2, offset[m][half]));
           const float high = exp2_fast(fmaf(pair[1], p.scale_log2, offset[m][half]));
           sum[m][half] += low + high;
-          weight[m][part] = pack_pair(low, high);
+          weight[m][part] = Element::pack(low, high);
         }
       }
 #pragma unroll
@@ -299,8 +292,8 @@ __global__ void __launch_bounds__(kThreads, 2) prefill_kernel(const KernelParams
                                  stage + (value_fragment ^ (pair * 32)) + step * 16 * T::kRowBytes);
 #pragma unroll
         for (int m = 0; m < kMTiles; ++m) {
-          multiply_add(output[m][2 * pair], weight[m], value[0], value[1]);
-          multiply_add(output[m][2 * pair + 1], weight[m], value[2], value[3]);
+          multiply_add<Element>(output[m][2 * pair], weight[m], value[0], value[1]);
+          multiply_add<Element>(output[m][2 * pair + 1], weight[m], value[2], value[3]);
         }
       }
     }
@@ -318,7 +311,7 @@ __global__ void __launch_bounds__(kThreads, 2) prefill_kernel(const KernelParams
       for (int n = 0; n < kValueTiles; ++n) {
         *reinterpret_cast<uint32_t*>(shared + r * T::kRowBytes + ((n ^ (r & 7)) * 16) +
                                      (lane & 3) * 4) =
-            pack_pair(output[m][n][2 * half] * inverse, output[m][n][2 * half + 1] * inverse);
+            Element::pack(output[m][n][2 * half] * inverse, output[m][n][2 * half + 1] * inverse);
       }
     }
   }
@@ -336,18 +329,19 @@ __global__ void __launch_bounds__(kThreads, 2) prefill_kernel(const KernelParams
   }
 }
 
-template <int kHeadDim>
+template <typename Element, int kHeadDim>
 void launch_prefill(const KernelParams& params, cudaStream_t stream) {
   constexpr int kSharedBytes = Tiles<kHeadDim>::kSharedBytes;
   static const bool configured = [] {
-    CLO_CUDA(cudaFuncSetAttribute(prefill_kernel<kHeadDim>,
+    CLO_CUDA(cudaFuncSetAttribute(prefill_kernel<Element, kHeadDim>,
                                   cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes));
     return true;
   }();
   (void)configured;
   // One dimension, because a long chunk has more row tiles than gridDim.y may have.
   const auto blocks = static_cast<unsigned>(params.num_row_tiles * params.num_kv_heads);
-  launch(prefill_kernel<kHeadDim>, dim3(blocks), dim3(kThreads), kSharedBytes, stream, params);
+  launch(prefill_kernel<Element, kHeadDim>, dim3(blocks), dim3(kThreads), kSharedBytes, stream,
+         params);
 }
 
 }  // namespace
@@ -362,7 +356,6 @@ double prefill_attention_flops(const PrefillAttention& params) {
 void prefill_attention(const PrefillAttention& params, cudaStream_t stream) {
   const KvShape& shape = params.shape;
   const int64_t end_token = params.first_token + params.num_tokens;
-  CLO_CHECK(shape.type == DType::kBF16);
   CLO_CHECK(shape.head_dim == 64 || shape.head_dim == 128, shape.head_dim);
   CLO_CHECK(shape.num_kv_heads >= 1 && shape.num_q_heads % shape.num_kv_heads == 0 &&
                 shape.group_size() >= 1 && shape.group_size() <= kMaxGroup,
@@ -390,11 +383,13 @@ void prefill_attention(const PrefillAttention& params, cudaStream_t stream) {
   p.num_rows = static_cast<int32_t>(num_rows);
   p.num_row_tiles = static_cast<int32_t>(num_row_tiles);
   p.scale_log2 = params.scale * 1.4426950408889634f;
-  if (shape.head_dim == 64) {
-    launch_prefill<64>(p, stream);
-  } else {
-    launch_prefill<128>(p, stream);
-  }
+  with_element(shape.type, [&]<typename Element>(Element) {
+    if (shape.head_dim == 64) {
+      launch_prefill<Element, 64>(p, stream);
+    } else {
+      launch_prefill<Element, 128>(p, stream);
+    }
+  });
 }
 
 }  // namespace clo::kernels

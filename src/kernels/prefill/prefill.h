@@ -16,13 +16,12 @@ namespace clo::kernels {
 
 // Also what Sdpa takes.
 struct PrefillAttention {
-  KvShape shape;  // bf16 rows; head_dim 64 or 128, group size 1 to kMaxGroup
-  const void* queries =
-      nullptr;  // bf16 [num_tokens, num_q_heads * head_dim], rotated, 16-byte aligned
+  KvShape shape;  // rows in bf16 or f16; head_dim 64 or 128, group size 1 to kMaxGroup
+  // Of the rows' type, [num_tokens, num_q_heads * head_dim], rotated, 16-byte aligned.
+  const void* queries = nullptr;
   const std::byte* layer_rows = nullptr;  // [num_kv_heads][layer_capacity] rows (K | V)
   int64_t layer_capacity = 0;             // >= first_token + num_tokens
-  void* out =
-      nullptr;  // bf16 [num_tokens, num_q_heads * head_dim], 16-byte aligned, not the queries
+  void* out = nullptr;                    // likewise; not the queries themselves
   int64_t first_token = 0;
   int64_t num_tokens = 0;  // >= 1
   float scale = 0;         // of query-key products, > 0

@@ -42,6 +42,7 @@ struct KernelKey {
   int32_t num_q_heads;
   int32_t num_kv_heads;
   int32_t head_dim;
+  DType type;
   Mask mask;
   bool operator==(const KernelKey&) const = default;
 };
@@ -51,6 +52,7 @@ struct PlanKey {
   int32_t num_q_heads;
   int32_t num_kv_heads;
   int32_t head_dim;
+  DType type;
   int64_t num_tokens;
   int64_t num_keys;
   int64_t layer_capacity;
@@ -60,6 +62,7 @@ struct PlanKey {
       : num_q_heads(params.shape.num_q_heads),
         num_kv_heads(params.shape.num_kv_heads),
         head_dim(params.shape.head_dim),
+        type(params.shape.type),
         num_tokens(params.num_tokens),
         num_keys(params.first_token + params.num_tokens),
         layer_capacity(params.layer_capacity),
@@ -72,7 +75,7 @@ struct PlanKey {
     if (num_tokens == 1) return Mask::kNone;
     return num_tokens == num_keys ? Mask::kTopLeft : Mask::kBottomRight;
   }
-  KernelKey kernel() const { return {num_q_heads, num_kv_heads, head_dim, mask()}; }
+  KernelKey kernel() const { return {num_q_heads, num_kv_heads, head_dim, type, mask()}; }
 };
 
 struct Plan {
@@ -84,13 +87,13 @@ struct Plan {
 };
 
 fe::graph::Tensor_attributes tensor(const char* name, TensorUid uid, std::vector<int64_t> dim,
-                                    std::vector<int64_t> stride) {
+                                    std::vector<int64_t> stride, fe::DataType_t type) {
   return fe::graph::Tensor_attributes()
       .set_name(name)
       .set_uid(uid)
       .set_dim(std::move(dim))
       .set_stride(std::move(stride))
-      .set_data_type(fe::DataType_t::BFLOAT16);
+      .set_data_type(type);
 }
 
 // Describes the layer's attention in cuDNN's terms: [batch, head, token, element] and strides in
@@ -105,12 +108,14 @@ void describe(Plan& plan) {
   const std::vector<int64_t> q_dim = {1, key.num_q_heads, key.num_tokens, key.head_dim};
   const std::vector<int64_t> q_stride = {key.num_tokens * token, key.head_dim, token, 1};
 
-  plan.graph.set_io_data_type(fe::DataType_t::BFLOAT16)
+  const fe::DataType_t type =
+      key.type == DType::kBF16 ? fe::DataType_t::BFLOAT16 : fe::DataType_t::HALF;
+  plan.graph.set_io_data_type(type)
       .set_intermediate_data_type(fe::DataType_t::FLOAT)
       .set_compute_data_type(fe::DataType_t::FLOAT);
-  auto query = plan.graph.tensor(tensor("Q", kQuery, q_dim, q_stride));
-  auto keys = plan.graph.tensor(tensor("K", kKey, kv_dim, kv_stride));
-  auto values = plan.graph.tensor(tensor("V", kValue, kv_dim, kv_stride));
+  auto query = plan.graph.tensor(tensor("Q", kQuery, q_dim, q_stride, type));
+  auto keys = plan.graph.tensor(tensor("K", kKey, kv_dim, kv_stride, type));
+  auto values = plan.graph.tensor(tensor("V", kValue, kv_dim, kv_stride, type));
 
   auto options =
       fe::graph::SDPA_attributes().set_name("prefill").set_generate_stats(false).set_attn_scale(
@@ -124,8 +129,7 @@ void describe(Plan& plan) {
   }
   auto [out, stats] = plan.graph.sdpa(query, keys, values, std::move(options));
   (void)stats;
-  out->set_output(true).set_uid(kOut).set_dim(q_dim).set_stride(q_stride).set_data_type(
-      fe::DataType_t::BFLOAT16);
+  out->set_output(true).set_uid(kOut).set_dim(q_dim).set_stride(q_stride).set_data_type(type);
 }
 
 }  // namespace
@@ -165,7 +169,9 @@ Result<Plan*> Sdpa::Plans::find_or_build(const PrefillAttention& params) {
             params.num_tokens, params.first_token, params.scale);
   CLO_CHECK(params.first_token + params.num_tokens <= params.layer_capacity, params.first_token,
             params.num_tokens, params.layer_capacity);
-  if (params.shape.type != DType::kBF16) return unsupported("rows are not bf16");
+  if (params.shape.type != DType::kBF16 && params.shape.type != DType::kF16) {
+    return unsupported("rows are neither bf16 nor f16");
+  }
 
   const PlanKey key(params);
   const auto known =

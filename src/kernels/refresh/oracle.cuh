@@ -1,10 +1,9 @@
 #pragma once
 // Keys of the other selections, as words of which the smallest win: exact (an oracle: it reads
 // every key twice, from the host if need be), random (a control), and sets drawn for a measurement.
-#include <cuda_bf16.h>
-
 #include <cstdint>
 
+#include "kernels/element.cuh"
 #include "kernels/refresh/decide.cuh"
 #include "kernels/refresh/threshold.cuh"
 #include "kernels/refresh/worker.cuh"
@@ -29,11 +28,12 @@ template <int kElements, typename Visit>
 __device__ __forceinline__ void score_keys(const DecodeTables& t, int32_t token, int32_t count,
                                            const Visit& visit) {
   const int lane = static_cast<int>(threadIdx.x) % 32, group = group_size(t.shape);
-  __nv_bfloat162 key[kRowsAtOnce][kElements / 2];
+  const bool is_f16 = t.shape.type == DType::kF16;
+  uint32_t key[kRowsAtOnce][kElements / 2];
 #pragma unroll
   for (int r = 0; r < kRowsAtOnce; ++r) {
     if (r < count) {
-      const auto* row = reinterpret_cast<const __nv_bfloat162*>(source_row(t, token + r));
+      const auto* row = reinterpret_cast<const uint32_t*>(source_row(t, token + r));
 #pragma unroll
       for (int e = 0; e < kElements / 2; ++e) key[r][e] = row[e * 32 + lane];
     }
@@ -48,7 +48,7 @@ __device__ __forceinline__ void score_keys(const DecodeTables& t, int32_t token,
 #pragma unroll
       for (int e = 0; e < kElements / 2; ++e) {
         const float2 q = *reinterpret_cast<const float2*>(query + (e * 32 + lane) * 2);
-        const float2 k = __bfloat1622float2(key[r][e]);
+        const float2 k = is_f16 ? F16::unpack(key[r][e]) : Bf16::unpack(key[r][e]);
         sum += q.x * k.x + q.y * k.y;
       }
       visit(r, g, warp_sum(sum));

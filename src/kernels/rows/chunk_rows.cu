@@ -2,6 +2,7 @@
 // in and go out in pieces of 16 bytes; in between they pass through shared memory into the strided
 // order that rotation and code want.
 #include "base/check.h"
+#include "kernels/element.cuh"
 #include "kernels/launch.cuh"
 #include "kernels/rows/encode.cuh"
 #include "kernels/rows/head_math.cuh"
@@ -14,13 +15,13 @@ namespace {
 
 constexpr int kWarps = 8;
 
-template <int kElements>
+template <typename Element, int kElements>
 __device__ __forceinline__ void load_pair(float (&x)[kElements], const uint16_t* head, int lane) {
 #pragma unroll
-  for (int e = 0; e < kElements; ++e) x[e] = bf16_value(head[e * 32 + lane]);
+  for (int e = 0; e < kElements; ++e) x[e] = Element::value(head[e * 32 + lane]);
 }
 
-template <int kElements>
+template <typename Element, int kElements>
 __global__ void __launch_bounds__(32 * kWarps, 4)
     chunk_rows_kernel(const __grid_constant__ ChunkRows p) {
   constexpr int kHeadDim = 32 * kElements;
@@ -61,7 +62,7 @@ __global__ void __launch_bounds__(32 * kWarps, 4)
   float x[kElements];
   for (int h = 0; h < (is_query && has_second ? 2 : 1); ++h) {
     uint16_t* head = heads[warp][h];
-    load_pair(x, head, lane);
+    load_pair<Element>(x, head, lane);
     if (norm_weight != nullptr) norm_head(x, norm, p.norm_epsilon);
     rotate_head(x, cosine, sine);
     if (is_query && p.last_query != nullptr && row == p.rows - 1) {
@@ -72,9 +73,9 @@ __global__ void __launch_bounds__(32 * kWarps, 4)
     }
 #pragma unroll
     for (int e = 0; e < kElements; ++e) {
-      const uint16_t bits = bf16_bits(x[e]);
+      const uint16_t bits = Element::bits(x[e]);
       head[e * 32 + lane] = bits;
-      x[e] = bf16_value(bits);  // the code is that of the stored key
+      x[e] = Element::value(bits);  // the code is that of the stored key
     }
   }
   __syncwarp();
@@ -138,13 +139,14 @@ __global__ void __launch_bounds__(kStoreThreads)
 void chunk_rows(const ChunkRows& params, cudaStream_t stream) {
   const KvShape& shape = params.shape;
   CLO_CHECK(shape.head_dim == 64 || shape.head_dim == 128, shape.head_dim);
-  CLO_CHECK(shape.type == DType::kBF16, static_cast<int>(shape.type));
   if (params.rows <= 0) return;
   const int64_t warps = params.rows * ((shape.num_q_heads + 1) / 2 + shape.num_kv_heads);
   CLO_CHECK(warps < INT32_MAX, warps);
-  launch(shape.head_dim == 64 ? chunk_rows_kernel<2> : chunk_rows_kernel<4>,
-         dim3(static_cast<unsigned>((warps + kWarps - 1) / kWarps)), dim3(32 * kWarps), 0, stream,
-         params);
+  const dim3 grid(static_cast<unsigned>((warps + kWarps - 1) / kWarps));
+  with_element(shape.type, [&]<typename Element>(Element) {
+    launch(shape.head_dim == 64 ? chunk_rows_kernel<Element, 2> : chunk_rows_kernel<Element, 4>,
+           grid, dim3(32 * kWarps), 0, stream, params);
+  });
 }
 
 void store_chunk(const StoreChunk& params, cudaStream_t stream) {

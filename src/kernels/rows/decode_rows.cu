@@ -4,6 +4,7 @@
 // blocks: the kernel lasts as long as its longest chain of loads, so what does not depend on the
 // kernel before is loaded ahead of it.
 #include "base/check.h"
+#include "kernels/element.cuh"
 #include "kernels/launch.cuh"
 #include "kernels/refresh/decide.cuh"
 #include "kernels/rows/encode.cuh"
@@ -70,7 +71,7 @@ __device__ __forceinline__ void sync_warps(int count) {
 }
 
 // One (row, KV head) of a step.
-template <int kElements>
+template <typename Element, int kElements>
 class HeadStep {
  public:
   static constexpr int kHeadDim = 32 * kElements, kRowBytes = 4 * kHeadDim;
@@ -162,10 +163,10 @@ class HeadStep {
     // K is rounded first: the code is that of the stored key.
 #pragma unroll
     for (int e = 0; e < kElements; ++e) {
-      const uint16_t key = bf16_bits(x[e]);
+      const uint16_t key = Element::bits(x[e]);
       shared_.row[e * 32 + lane_] = key;
-      shared_.row[kHeadDim + e * 32 + lane_] = bf16_bits(value[e]);
-      x[e] = bf16_value(key);
+      shared_.row[kHeadDim + e * 32 + lane_] = Element::bits(value[e]);
+      x[e] = Element::value(key);
     }
     __syncwarp();
     const uint4 piece =
@@ -237,10 +238,10 @@ class HeadStep {
   bool in_range_, decides_;
 };
 
-template <int kElements>
+template <typename Element, int kElements>
 __global__ void __launch_bounds__(32 * kMostWarps, 1)
     decode_rows_kernel(const __grid_constant__ DecodeRows params) {
-  __shared__ typename HeadStep<kElements>::Shared shared;
+  __shared__ typename HeadStep<Element, kElements>::Shared shared;
   launch_dependents();
   // Slots, rules and addresses do not change within a step: read before the kernel ahead has ended.
   const DecodeTables& t = params.tables;
@@ -251,7 +252,7 @@ __global__ void __launch_bounds__(32 * kMostWarps, 1)
     wait_for_predecessor();
     return;
   }
-  HeadStep<kElements>(params, shared, row, kv_head, slot_index).run();
+  HeadStep<Element, kElements>(params, shared, row, kv_head, slot_index).run();
 }
 
 template <int kElements>
@@ -287,12 +288,14 @@ unsigned blocks_for(int64_t warps) { return static_cast<unsigned>((warps + kWarp
 void decode_rows(const DecodeRows& params, cudaStream_t stream) {
   const KvShape& shape = params.tables.shape;
   CLO_CHECK(shape.head_dim == 64 || shape.head_dim == 128, shape.head_dim);
-  CLO_CHECK(shape.type == DType::kBF16, static_cast<int>(shape.type));
   CLO_CHECK(params.rows >= 1 && params.splits >= 1, params.rows, params.splits);
   CLO_CHECK(shape.group_size() <= kMaxGroup, shape.group_size());
-  launch(shape.head_dim == 64 ? decode_rows_kernel<2> : decode_rows_kernel<4>,
-         dim3(static_cast<unsigned>(params.rows * shape.num_kv_heads)),
-         dim3(static_cast<unsigned>(32 * (shape.group_size() + 2))), 0, stream, params);
+  const dim3 grid(static_cast<unsigned>(params.rows * shape.num_kv_heads));
+  const dim3 block(static_cast<unsigned>(32 * (shape.group_size() + 2)));
+  with_element(shape.type, [&]<typename Element>(Element) {
+    launch(shape.head_dim == 64 ? decode_rows_kernel<Element, 2> : decode_rows_kernel<Element, 4>,
+           grid, block, 0, stream, params);
+  });
 }
 
 void predicted_queries(const PredictedQueries& params, cudaStream_t stream) {

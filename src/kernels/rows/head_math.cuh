@@ -1,5 +1,5 @@
 #pragma once
-// QK-norm and rotation of one head, by one warp, and rounding to bf16: the arithmetic of
+// QK-norm and rotation of one head, by one warp: the arithmetic of
 // reference/cpu_ops (rotate) operation by operation, without contraction. Only the norm's sum (a
 // tree here) and its root differ, so results without QK-norm are the CPU's bit for bit.
 //
@@ -8,16 +8,6 @@
 #include <cstdint>
 
 namespace clo::kernels {
-
-// To nearest, ties to even; NaN as tensor/dtype.h makes it, so that rows agree bit for bit.
-__device__ __forceinline__ uint16_t bf16_bits(float value) {
-  const uint32_t bits = __float_as_uint(value);
-  if ((bits & 0x7FFFFFFFu) > 0x7F800000u) return static_cast<uint16_t>((bits >> 16) | 0x40u);
-  return static_cast<uint16_t>((bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16);
-}
-__device__ __forceinline__ float bf16_value(uint16_t bits) {
-  return __uint_as_float(static_cast<uint32_t>(bits) << 16);
-}
 
 // weight: the lane's norm weights.
 template <int kElements>

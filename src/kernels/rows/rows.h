@@ -51,15 +51,16 @@ void predicted_queries(const PredictedQueries& params, cudaStream_t stream);
 
 // A prefill chunk of one sequence in one layer: K and V rows of tokens [first_token, first_token +
 // rows) into the layer buffer, codes into the code blocks, queries rotated. What belongs elsewhere
-// is copied from the layer buffer afterwards (store_chunk).
+// is copied from the layer buffer afterwards (store_chunk). Projection and queries are of the rows'
+// type.
 struct ChunkRows {
   KvShape shape;
-  const void* qkv = nullptr;  // bf16 [rows][(num_q_heads + 2 num_kv_heads) * head_dim], bias added
+  const void* qkv = nullptr;  // [rows][(num_q_heads + 2 num_kv_heads) * head_dim], bias added
   const float* q_norm = nullptr;
   const float* k_norm = nullptr;
   const float* cosine = nullptr;  // [rows, head_dim / 2]
   const float* sine = nullptr;
-  void* queries = nullptr;      // out bf16 [rows, num_q_heads * head_dim]
+  void* queries = nullptr;      // out [rows, num_q_heads * head_dim]
   float* last_query = nullptr;  // out [num_q_heads * head_dim] f32 of the chunk's last row, or null
   std::byte* layer_rows = nullptr;  // [num_kv_heads][layer_capacity] rows of this layer
   int64_t layer_capacity = 0;
