@@ -337,6 +337,7 @@ Result<int> fetch(const FetchFlags& flags) {
 struct PrefillFlags {
   GpuFlags gpu;
   std::optional<int64_t> chunk;
+  bool timeline = false;
 };
 
 Result<int> prefill(const PrefillFlags& flags) {
@@ -348,7 +349,7 @@ Result<int> prefill(const PrefillFlags& flags) {
   CLO_ASSIGN(const std::unique_ptr<CudaMeasure> measure, CudaMeasure::create(options));
   const Ceilings ceilings = measure->ceilings();
   print_ceilings(*measure, ceilings);
-  CLO_ASSIGN(const PrefillFigures f, measure->prefill(options.context_tokens));
+  CLO_ASSIGN(const PrefillFigures f, measure->prefill(options.context_tokens, flags.timeline));
   std::printf(
       "prefill of %ld tokens: %.2f s with offload, %.2f s without (%.1f %% more); pinning "
       "%.2f s apart; attention by %s\n",
@@ -361,6 +362,13 @@ Result<int> prefill(const PrefillFlags& flags) {
   line["seconds"] = f.seconds;
   line["seconds_without_offload"] = f.without_offload_seconds;
   line["attention_kernel"] = f.attention_kernel;
+  for (const PrefillSpan& span : f.spans) {
+    line["timeline"].push_back({{"lane", span.lane},
+                                {"work", span.work},
+                                {"layer", span.layer},
+                                {"begin_s", span.begin_s},
+                                {"end_s", span.end_s}});
+  }
   if (!flags.gpu.output.empty()) CLO_TRY(write_whole(flags.gpu.output, line.dump() + "\n"));
   return 0;
 }
@@ -398,6 +406,8 @@ void add_gpu_benches(CLI::App& app, std::vector<BenchCommand>& commands) {
     auto flags = std::make_shared<PrefillFlags>();
     add_common(*sub, flags->gpu);
     add_value(*sub, "--chunk", flags->chunk, "Tokens of a prefill step (the whole prompt)");
+    sub->add_flag("--timeline", flags->timeline,
+                  "One more prefill whose layers are timed on the device (bench/plot draws it)");
     commands.push_back({sub, [flags] { return prefill(*flags); }});
   }
 }

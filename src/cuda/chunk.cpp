@@ -18,6 +18,11 @@ using namespace kernels;
 
 namespace {
 
+// Lanes of a timeline.
+constexpr const char* kCompute = "compute";
+constexpr const char* kToHost = "rows to the host";
+constexpr const char* kFromHost = "rows from the host";
+
 // Blocks that read host rows back: the compute stream waits for them, so they may take more than
 // the few that saturate the link.
 constexpr int32_t kLoadBlocks = 16;
@@ -76,7 +81,7 @@ void CudaRunner::load_earlier_rows(SequenceKv& sequence, int32_t layer) {
   move.layer = layer;
   move.num_blocks = kLoadBlocks;
   move.to_host = false;
-  move_pages(move, copy_in_.get());
+  timed(copy_in_, kFromHost, "earlier rows", layer, [&] { move_pages(move, copy_in_.get()); });
   loaded_[buffer].record(copy_in_);
 }
 
@@ -141,10 +146,11 @@ void CudaRunner::chunk_layer(SequenceKv& sequence, int32_t layer, int64_t rows, 
   norm.width = c.hidden_size;
   norm.epsilon = c.rms_norm_eps;
   norm.type = weights_.type();
-  add_norm(norm, stream);
-
-  multiply(w.qkv, library_bias(buffers_.qkv_bias, w.qkv, layer), buffers_.chunk_normed, rows,
-           buffers_.chunk_qkv);
+  timed(main_, kCompute, "norm and QKV", layer, [&] {
+    add_norm(norm, stream);
+    multiply(w.qkv, library_bias(buffers_.qkv_bias, w.qkv, layer), buffers_.chunk_normed, rows,
+             buffers_.chunk_qkv);
+  });
 
   stored_[buffer].make_wait(main_);
   if (first > 0) loaded_[buffer].make_wait(main_);
@@ -167,7 +173,7 @@ void CudaRunner::chunk_layer(SequenceKv& sequence, int32_t layer, int64_t rows, 
   chunk.layer = layer;
   chunk.first_token = first;
   chunk.rows = rows;
-  chunk_rows(chunk, stream);
+  timed(main_, kCompute, "rotation, rows and codes", layer, [&] { chunk_rows(chunk, stream); });
   computed_[buffer].record(main_);
 
   if (const int32_t* const pages = slots_->device_pages(sequence); pages != nullptr) {
@@ -185,10 +191,10 @@ void CudaRunner::chunk_layer(SequenceKv& sequence, int32_t layer, int64_t rows, 
     move.layer = layer;
     move.num_blocks = kStoreBlocks;
     move.to_host = true;
-    move_pages(move, copy_out_.get());
+    timed(copy_out_, kToHost, "rows and codes", layer, [&] { move_pages(move, copy_out_.get()); });
   }
 
-  chunk_attention(layer, first, rows);
+  timed(main_, kCompute, "attention", layer, [&] { chunk_attention(layer, first, rows); });
   StoreChunk store;
   store.shape = shape;
   store.heads = slots_->device_heads(sequence, layer);
@@ -215,10 +221,12 @@ void CudaRunner::chunk_layer(SequenceKv& sequence, int32_t layer, int64_t rows, 
   computed_[buffer].make_wait(copy_out_);
   stored_[buffer].record(copy_out_);
 
-  multiply_add(w.output, w.output_bias, buffers_.chunk_normed, rows, buffers_.chunk_x);
-  norm.weight = w.mlp_norm;
-  add_norm(norm, stream);
-  mlp_rows(layer, rows);
+  timed(main_, kCompute, "output and MLP", layer, [&] {
+    multiply_add(w.output, w.output_bias, buffers_.chunk_normed, rows, buffers_.chunk_x);
+    norm.weight = w.mlp_norm;
+    add_norm(norm, stream);
+    mlp_rows(layer, rows);
+  });
 }
 
 std::span<const float> CudaRunner::prefill(std::span<const int32_t> ids, SequenceKv& sequence,

@@ -78,11 +78,13 @@ class Measure final : public CudaMeasure {
   StepFigures steps(const ForcedReuse& forced, int64_t warm_up, int64_t steps) override;
   std::vector<StageFigures> stages() override;
   FetchFigures fetch(double share) override;
-  Result<PrefillFigures> prefill(int64_t tokens) override;
+  Result<PrefillFigures> prefill(int64_t tokens, bool with_timeline) override;
 
  private:
   void end_batch();
   void fill_rows(SequenceKv& sequence, int64_t tokens, uint64_t seed);
+  // Seconds of one prefill of a fresh sequence. Fails: the memory codes.
+  Result<double> time_prefill(std::span<const int32_t> ids, bool offload, Timeline* timeline);
   // Bytes a second at which a share of each head's rows can be read from the store.
   double gather_rate(double share);
 
@@ -446,37 +448,53 @@ FetchFigures Measure::fetch(double share) {
   return figures;
 }
 
-Result<PrefillFigures> Measure::prefill(int64_t tokens) {
+Result<double> Measure::time_prefill(std::span<const int32_t> ids, bool offload,
+                                     Timeline* timeline) {
+  const auto tokens = std::ssize(ids);
+  SequenceKv::Options kv;
+  kv.policy = options_.policy;
+  kv.capacity_tokens = tokens + options_.room_tokens;
+  // All heads resident: the same work, and nothing that must leave.
+  if (!offload) {
+    kv.policy.persistent = PolicyOptions::Persistent::kAll;
+    kv.host_copy = false;
+  }
+  CLO_ASSIGN(auto sequence, SequenceKv::create(*system_, kv));
+  runner_->begin(*sequence, {});
+  runner_->record_timeline(timeline);
+  const auto start = SteadyClock::now();
+  for (int64_t done = 0; done < tokens;) {
+    const int64_t count = std::min(runner_->limits().chunk_rows, tokens - done);
+    bool abandoned = false;
+    (void)runner_->prefill(ids.subspan(static_cast<size_t>(done), static_cast<size_t>(count)),
+                           *sequence, done + count == tokens, nullptr, &abandoned);
+    done += count;
+  }
+  const double seconds = seconds_since(start);
+  runner_->record_timeline(nullptr);
+  runner_->end(*sequence);
+  return seconds;
+}
+
+Result<PrefillFigures> Measure::prefill(int64_t tokens, bool with_timeline) {
   end_batch();
-  PrefillFigures figures;
   std::vector<int32_t> ids(static_cast<size_t>(tokens));
   for (size_t i = 0; i < ids.size(); ++i) {
     ids[i] =
         static_cast<int32_t>((i * 2654435761u) % static_cast<size_t>(options_.config.vocab_size));
   }
-  for (const bool offload : {true, false, true, false}) {
-    SequenceKv::Options kv;
-    kv.policy = options_.policy;
-    kv.capacity_tokens = tokens + options_.room_tokens;
-    // All heads resident: the same work, and nothing that must leave.
-    if (!offload) {
-      kv.policy.persistent = PolicyOptions::Persistent::kAll;
-      kv.host_copy = false;
+  PrefillFigures figures;
+  // The second run of each kind counts: the first builds plans and chooses algorithms.
+  for (int run = 0; run < 2; ++run) {
+    CLO_ASSIGN(figures.seconds, time_prefill(ids, true, nullptr));
+    CLO_ASSIGN(figures.without_offload_seconds, time_prefill(ids, false, nullptr));
+  }
+  if (with_timeline) {
+    Timeline timeline(runner_->stream());
+    CLO_TRY(time_prefill(ids, true, &timeline));
+    for (const TimelineSpan& span : timeline.spans()) {
+      figures.spans.push_back({span.lane, span.work, span.layer, span.begin_s, span.end_s});
     }
-    CLO_ASSIGN(auto sequence, SequenceKv::create(*system_, kv));
-    runner_->begin(*sequence, {});
-    const auto start = SteadyClock::now();
-    for (int64_t done = 0; done < tokens;) {
-      const int64_t count = std::min(runner_->limits().chunk_rows, tokens - done);
-      bool abandoned = false;
-      (void)runner_->prefill(
-          std::span(ids).subspan(static_cast<size_t>(done), static_cast<size_t>(count)), *sequence,
-          done + count == tokens, nullptr, &abandoned);
-      done += count;
-    }
-    // The second run of each kind counts: the first builds plans and chooses algorithms.
-    (offload ? figures.seconds : figures.without_offload_seconds) = seconds_since(start);
-    runner_->end(*sequence);
   }
   figures.attention_kernel = runner_->attention_kernel();
   return figures;

@@ -77,8 +77,16 @@ struct FetchFigures {
   double idle_seconds = 0;  // without products beside it
 };
 
+// One piece of work of a prefill, on the device: seconds since its start.
+struct PrefillSpan {
+  std::string lane, work;
+  int32_t layer = 0;
+  double begin_s = 0, end_s = 0;
+};
+
 struct PrefillFigures {
   double seconds = 0, without_offload_seconds = 0;
+  std::vector<PrefillSpan> spans;  // of one more prefill with offload, when asked for
   std::string attention_kernel;
 };
 
@@ -97,7 +105,7 @@ class CudaMeasure {
   virtual std::vector<StageFigures> stages() = 0;
   virtual FetchFigures fetch(double share) = 0;
   // Time of a prefill of `tokens` random ids, with and without rows leaving for the host.
-  virtual Result<PrefillFigures> prefill(int64_t tokens) = 0;
+  virtual Result<PrefillFigures> prefill(int64_t tokens, bool with_timeline) = 0;
 };
 
 }  // namespace clo

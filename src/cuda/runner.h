@@ -12,6 +12,7 @@
 #include "cuda/backend.h"
 #include "cuda/buffers.h"
 #include "cuda/slot_table.h"
+#include "cuda/timeline.h"
 #include "device/device_memory.h"
 #include "device/stream.h"
 #include "kernels/linear/matmul.h"
@@ -50,6 +51,8 @@ class CudaRunner final : public Runner {
 
   // Measurement.
   void force_reuse(const ForcedReuse& forced) { forced_ = forced; }
+  // Prefills note into it what ran when; null: none do. Outlives them.
+  void record_timeline(Timeline* timeline) { timeline_ = timeline; }
   SlotTable::Times times() const { return slots_->times(); }
   const Stream& stream() const { return main_; }
   const SlotTable& slots() const { return *slots_; }
@@ -99,6 +102,12 @@ class CudaRunner final : public Runner {
   void load_earlier_rows(SequenceKv& sequence, int32_t layer);
   void chunk_attention(int32_t layer, int64_t first, int64_t rows);
   void mlp_rows(int32_t layer, int64_t rows);
+  template <typename Launch>
+  void timed(const Stream& stream, const char* lane, const char* work, int32_t layer,
+             const Launch& launch) {
+    if (timeline_ == nullptr) return launch();
+    timeline_->record(stream, lane, work, layer, launch);
+  }
   // out = x weight^T + bias (both of the weights' type), and f32 out += x weight^T + bias (f32).
   void multiply(const WeightView& weight, const void* bias, const void* x, int64_t rows, void* out);
   void multiply_add(const WeightView& weight, const float* bias, const void* x, int64_t rows,
@@ -127,6 +136,7 @@ class CudaRunner final : public Runner {
   StepBuffers buffers_;
   kernels::DecodeTables tables_;
   ForcedReuse forced_;
+  Timeline* timeline_ = nullptr;
 
   Stream main_;      // decode and prefill compute
   Stream refresh_;   // refreshes beside the steps: higher priority
