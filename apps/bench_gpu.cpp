@@ -31,7 +31,7 @@ struct GpuFlags {
   int32_t batch = 1;
   int32_t bits = 128;
   int32_t threads = 0;
-  int32_t clusters = kDefaultQueueClusters;
+  int32_t clusters = 0;
   int32_t fetch_warps = kDefaultFetchWarps;
   uint32_t nap = kDefaultScoreNapNs;
 };
@@ -49,7 +49,7 @@ void add_common(CLI::App& app, GpuFlags& f) {
   add_value(app, "--bits", f.bits, "Bits of a key's code (128)");
   add_value(app, "--threads", f.threads, "Threads that touch memory before it is pinned (all)");
   add_value(app, "--refresh-clusters", f.clusters,
-            "Clusters of blocks that refresh beside the layers (24)");
+            "Clusters of blocks that refresh beside the layers (0: by the batch)");
   add_value(app, "--fetch-warps", f.fetch_warps, "Warps of each of their blocks that fetch (1)");
   add_value(app, "--score-nap", f.nap,
             "Nanoseconds that they rest after two pages of a choice without hurry (4000)");
@@ -89,8 +89,8 @@ Result<MeasureOptions> resolve(const GpuFlags& f) {
   options.context_tokens = f.context;
   options.batch = f.batch;
   options.code_bits = f.bits;
-  if (f.clusters < 1 || f.clusters > 32) {
-    return Error{ErrorCode::kBadFlag, "expected 1 to 32, found " + std::to_string(f.clusters),
+  if (f.clusters < 0 || f.clusters > 32) {
+    return Error{ErrorCode::kBadFlag, "expected 0 to 32, found " + std::to_string(f.clusters),
                  "--refresh-clusters"};
   }
   options.queue_clusters = f.clusters;

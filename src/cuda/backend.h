@@ -13,7 +13,6 @@
 
 namespace clo {
 
-inline constexpr int32_t kDefaultQueueClusters = 24;
 inline constexpr uint32_t kDefaultScoreNapNs = 4000;
 inline constexpr int32_t kDefaultFetchWarps = 1;
 
@@ -22,8 +21,8 @@ struct CudaLimits {
   int32_t max_batch = 1;
   int64_t chunk_rows = 0;  // prompt tokens of a prefill step
   int64_t max_context_tokens = 0;
-  int32_t queue_clusters = kDefaultQueueClusters;  // of four blocks, that refresh beside the layers
-  int32_t fetch_warps = kDefaultFetchWarps;        // of each of those blocks
+  int32_t queue_clusters = 0;  // of four blocks, that refresh beside the layers; 0: by the batch
+  int32_t fetch_warps = kDefaultFetchWarps;  // of each of those blocks
   uint32_t score_nap_ns = kDefaultScoreNapNs;
   int64_t layer_tokens =
       0;  // rows a layer buffer holds; 0: max_context_tokens, which prefill needs

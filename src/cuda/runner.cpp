@@ -203,13 +203,16 @@ void CudaRunner::synchronize() {
   main_.synchronize();
 }
 
-void CudaRunner::start_refreshes() {
-  if (refreshing_) return;
+void CudaRunner::start_refreshes(int32_t rows) {
+  const kernels::RefreshQueueParams params = refresh_params(rows, false);
+  if (refreshing_ && params.num_clusters == running_clusters_) return;
+  stop_refreshes();  // those of another batch
   refreshing_ = true;
+  running_clusters_ = params.num_clusters;
   refresh_after_.record(main_);  // priming uses the same scratch
   refresh_after_.make_wait(refresh_);
   CLO_CUDA(cudaMemsetAsync(&buffers_.queue->leave, 0, sizeof(uint32_t), refresh_.get()));
-  kernels::refresh_queue(refresh_params(false), refresh_.get());
+  kernels::refresh_queue(params, refresh_.get());
   refresh_ended_.record(refresh_);
 }
 
@@ -221,11 +224,11 @@ void CudaRunner::stop_refreshes() {
   refresh_ended_.make_wait(main_);
 }
 
-kernels::RefreshQueueParams CudaRunner::refresh_params(bool drain) const {
+kernels::RefreshQueueParams CudaRunner::refresh_params(int32_t rows, bool drain) const {
   kernels::RefreshQueueParams params;
   params.tables = tables_;
   params.scratch = {buffers_.refresh_scratch, buffers_.scratch_bytes};
-  params.num_clusters = refresh_clusters(limits_, device_.num_multiprocessors);
+  params.num_clusters = refresh_clusters(limits_, rows, device_.num_multiprocessors);
   params.fetch_warps = std::clamp(limits_.fetch_warps, 1, 8);
   params.score_nap_ns = limits_.score_nap_ns;
   params.drain = drain;
@@ -234,7 +237,7 @@ kernels::RefreshQueueParams CudaRunner::refresh_params(bool drain) const {
 
 void CudaRunner::drain_queue() {
   stop_refreshes();
-  kernels::refresh_queue(refresh_params(true), main_.get());
+  kernels::refresh_queue(refresh_params(limits_.max_batch, true), main_.get());
 }
 
 void CudaRunner::end(SequenceKv& sequence) {
@@ -281,7 +284,7 @@ void CudaRunner::launch(std::span<SequenceKv* const> rows, bool logits_wanted) {
   if (std::any_of(rows.begin(), rows.end(), [&](const SequenceKv* sequence) {
         return sequence != nullptr && !sequence->is_dense_layer(system_.shape.num_layers - 1);
       })) {
-    start_refreshes();
+    start_refreshes(static_cast<int32_t>(std::ssize(rows)));
   }
   exec.launch(main_);
   last_nodes_ = exec.num_nodes();

@@ -120,8 +120,8 @@ class CudaRunner final : public Runner {
   void check_fault();
   // The kernel that serves refreshes lives beside the steps, from the first that may need it until
   // something needs its scratch, its multiprocessors or its counts.
-  void start_refreshes();
-  kernels::RefreshQueueParams refresh_params(bool drain) const;
+  void start_refreshes(int32_t rows);
+  kernels::RefreshQueueParams refresh_params(int32_t rows, bool drain) const;
   void stop_refreshes();
   void drain_queue();
   bool in_flight(const SequenceKv& sequence) const;
@@ -144,6 +144,7 @@ class CudaRunner final : public Runner {
   Stream copy_in_;   // earlier rows back from the host
   Event refresh_after_, refresh_ended_;
   bool refreshing_ = false;
+  int32_t running_clusters_ = 0;
   Event computed_[kLayerBuffers], stored_[kLayerBuffers], loaded_[kLayerBuffers];
   std::vector<Event> layer_done_;
 

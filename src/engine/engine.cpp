@@ -260,7 +260,7 @@ void Engine::Impl::fail_not_finite(Sequence& sequence) {
          Error{ErrorCode::kModelFault,
                "the model gave logits that are not finite at position " +
                    std::to_string(sequence.tokens.size() - 1) +
-                   "; the weights may be damaged, or need --dtype f32",
+                   "; the weights may be damaged, or need the range of --dtype bf16 or f32",
                ""});
 }
 

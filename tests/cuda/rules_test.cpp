@@ -44,12 +44,14 @@ TEST(HeadRule, SaysWhatTheReuseRuleSays) {
 
 TEST(RefreshClusters, LeaveRoomForTheLayers) {
   CudaLimits limits;
-  EXPECT_EQ(refresh_clusters(limits, 132), kDefaultQueueClusters);
-  EXPECT_EQ(refresh_clusters(limits, 78), 19);
-  EXPECT_EQ(refresh_clusters(limits, 16), 4);
-  EXPECT_EQ(refresh_clusters(limits, 1), 1);
-  limits.queue_clusters = 0;
-  EXPECT_EQ(refresh_clusters(limits, 132), 1);
+  // More where a step waits for rows and not for its products.
+  EXPECT_EQ(refresh_clusters(limits, 1, 132), 24);
+  EXPECT_EQ(refresh_clusters(limits, 16, 132), 32);
+  EXPECT_EQ(refresh_clusters(limits, 1, 78), 19);
+  EXPECT_EQ(refresh_clusters(limits, 16, 16), 4);
+  EXPECT_EQ(refresh_clusters(limits, 1, 1), 1);
+  limits.queue_clusters = 7;
+  EXPECT_EQ(refresh_clusters(limits, 16, 132), 7);
 }
 
 TEST(StepPlans, FillTheDeviceForPublishedShapes) {
