@@ -63,6 +63,7 @@ struct Report {
   double share_attended = 1;          // rows read over rows in context, decode only
   int32_t num_heads = 0;              // (layer, KV head) pairs
   int32_t num_resident_heads = 0;
+  int32_t num_demoted_heads = 0;  // persistent at first, given up for other requests
   bool resident_by_profile = false;
   KvCounters total;
   std::vector<KvCounters> layers;

@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "base/check.h"
 #include "base/try.h"
 #include "base/units.h"
-#include "kv/head_cache.h"
 #include "reuse/persistent_heads.h"
 #include "select/set_rule.h"
 
@@ -14,7 +14,7 @@ namespace clo {
 
 namespace {
 
-HeadCacheSpec head_spec(const PolicyOptions& policy, int64_t capacity_tokens, bool resident) {
+HeadCacheSpec spec_for(const PolicyOptions& policy, int64_t capacity_tokens, bool resident) {
   HeadCacheSpec spec;
   spec.sink_tokens = policy.sink;
   spec.ring_tokens = ring_tokens(policy);
@@ -39,7 +39,8 @@ bool keeps_codes(const KvSystem& system, const SequenceKv::Options& options) {
 
 bool SequenceKv::needs_host_copy(const KvSystem& system, const Options& options) {
   const auto resident = resident_heads(system, options);
-  return options.host_copy || !resident || std::count(resident->begin(), resident->end(), 0) > 0;
+  return options.host_copy || options.may_demote || !resident ||
+         std::count(resident->begin(), resident->end(), 0) > 0;
 }
 
 int64_t SequenceKv::device_bytes(const KvSystem& system, const Options& options) {
@@ -50,8 +51,8 @@ int64_t SequenceKv::device_bytes(const KvSystem& system, const Options& options)
   const PolicyOptions& policy = options.policy;
   const int64_t capacity = options.capacity_tokens;
   const int64_t heads =
-      residents * head_cache_bytes(system.shape, head_spec(policy, capacity, true)) +
-      evictables * head_cache_bytes(system.shape, head_spec(policy, capacity, false));
+      residents * head_cache_bytes(system.shape, spec_for(policy, capacity, true)) +
+      evictables * head_cache_bytes(system.shape, spec_for(policy, capacity, false));
   if (!keeps_codes(system, options)) return heads;
   return heads + divide_up(capacity, kPageTokens) *
                      round_up(kPageTokens * system.shape.token_code_bytes(), Arena::kAlignment);
@@ -63,7 +64,8 @@ SequenceKv::SequenceKv(KvSystem& system, const Options& options)
       capacity_tokens_(options.capacity_tokens),
       random_seed_(options.random_seed),
       shares_pages_(options.host_copy),
-      reads_codes_(keeps_codes(system, options)) {
+      reads_codes_(keeps_codes(system, options)),
+      may_demote_(options.may_demote) {
   const KvShape& shape = system.shape;
   counters_.resize(static_cast<size_t>(shape.num_layers));
   unit_importance_.assign(static_cast<size_t>(shape.group_size()), 1.0f);
@@ -81,6 +83,10 @@ Status SequenceKv::reserve(const Options& options) {
   const KvShape& shape = system_.shape;
   const int64_t num_pages = divide_up(capacity_tokens_, kPageTokens);
   CLO_ASSIGN(resident_, resident_heads(system_, options));
+  CLO_ASSIGN(const auto fixed,
+             choose_resident_heads(policy_, shape, system_.profile.difficulty, 0));
+  num_budget_heads_ =
+      std::count(resident_.begin(), resident_.end(), 1) - std::count(fixed.begin(), fixed.end(), 1);
 
   if (shares_pages_) {
     CLO_CHECK(system_.store != nullptr);
@@ -100,19 +106,9 @@ Status SequenceKv::reserve(const Options& options) {
     reused_tokens_ = num_tokens_ = std::ssize(pages_) * kPageTokens;
   }
 
-  int64_t heads_bytes = 0;
-  const auto bytes_of = [&](uint8_t resident) {
-    return head_cache_bytes(shape, head_spec(policy_, capacity_tokens_, resident != 0));
-  };
-  for (const uint8_t resident : resident_) heads_bytes += bytes_of(resident);
-  CLO_ASSIGN(block_, system_.device.allocate(heads_bytes));
-  device_kv_bytes_ = heads_bytes;
-  std::byte* at = block_;
-  for (const uint8_t resident : resident_) {
-    const HeadCacheSpec spec = head_spec(policy_, capacity_tokens_, resident != 0);
-    heads_.push_back(view_head_cache(shape, spec, at));
-    at += bytes_of(resident);
-  }
+  blocks_.resize(resident_.size());
+  heads_.resize(resident_.size());
+  for (size_t i = 0; i < resident_.size(); ++i) CLO_TRY(take_head(i));
   if (needs_host_copy(system_, options)) CLO_TRY(take_pages(num_pages));
 
   const auto table_size = static_cast<size_t>(num_pages) * shape.num_layers;
@@ -147,20 +143,58 @@ Status SequenceKv::reserve(const Options& options) {
       }
     }
   }
-  clear_head_caches();
+  // Not before everything is reserved: a sequence that is refused costs no work.
+  for (size_t i = 0; i < heads_.size(); ++i) clear_head(i);
   return Ok{};
 }
 
-void SequenceKv::clear_head_caches() {
-  std::byte* at = block_;
+HeadCacheSpec SequenceKv::head_spec(uint8_t resident) const {
+  return spec_for(policy_, capacity_tokens_, resident != 0);
+}
+
+Status SequenceKv::take_head(size_t index) {
+  const HeadCacheSpec spec = head_spec(resident_[index]);
+  const int64_t bytes = head_cache_bytes(system_.shape, spec);
+  CLO_ASSIGN(blocks_[index], system_.device.allocate(bytes));
+  device_kv_bytes_ += bytes;
+  heads_[index] = view_head_cache(system_.shape, spec, blocks_[index]);
+  return Ok{};
+}
+
+void SequenceKv::clear_head(size_t index) {
+  const HeadCacheSpec spec = head_spec(resident_[index]);
+  const std::span<std::byte> records = head_cache_records(system_.shape, spec, blocks_[index]);
+  system_.transfer.fill(records.data(), 0, std::ssize(records));
+  system_.transfer.fill(reinterpret_cast<std::byte*>(heads_[index].slot_token), 0xFF,
+                        int64_t{4} * spec.slot_capacity);
+}
+
+int64_t SequenceKv::bytes_of_demotion() const {
+  return head_cache_bytes(system_.shape, head_spec(1)) -
+         head_cache_bytes(system_.shape, head_spec(0));
+}
+
+void SequenceKv::demote(int64_t count) {
+  CLO_CHECK(count >= 0 && count <= num_budget_heads(), count, num_budget_heads());
+  const auto kept = choose_resident_heads(policy_, system_.shape, system_.profile.difficulty,
+                                          num_budget_heads_ - count);
+  CLO_CHECK(kept.has_value());  // it was when the sequence was made
+  num_budget_heads_ -= count;
+  std::vector<RowMove> moves;
   for (size_t i = 0; i < heads_.size(); ++i) {
-    const HeadCacheSpec spec = head_spec(policy_, capacity_tokens_, resident_[i] != 0);
-    const std::span<std::byte> records = head_cache_records(system_.shape, spec, at);
-    system_.transfer.fill(records.data(), 0, std::ssize(records));
-    system_.transfer.fill(reinterpret_cast<std::byte*>(heads_[i].slot_token), 0xFF,
-                          int64_t{4} * spec.slot_capacity);
-    at += head_cache_bytes(system_.shape, spec);
+    if (resident_[i] == (*kept)[i]) continue;
+    device_kv_bytes_ -= head_cache_bytes(system_.shape, head_spec(1));
+    system_.device.deallocate(std::exchange(blocks_[i], nullptr));
+    resident_[i] = 0;
+    const Status taken = take_head(i);  // in the place that was just given back
+    CLO_CHECK(taken.has_value());
+    clear_head(i);
+    const auto kv_heads = static_cast<size_t>(system_.shape.num_kv_heads);
+    add_fixed_rows(moves, static_cast<int32_t>(i / kv_heads), static_cast<int32_t>(i % kv_heads),
+                   num_tokens_);
+    ++num_demoted_heads_;
   }
+  system_.transfer.fetch(moves, system_.shape.row_bytes());
 }
 
 Status SequenceKv::take_pages(int64_t num_pages) {
@@ -207,6 +241,23 @@ Status SequenceKv::check_code_room(int64_t num_pages) {
   return room;
 }
 
+void SequenceKv::add_fixed_rows(std::vector<RowMove>& moves, int32_t layer, int32_t kv_head,
+                                int64_t num_tokens) {
+  const KvShape& shape = system_.shape;
+  const SequenceLayerView view = layer_view(layer);
+  const HeadCacheView& cache = view.heads[kv_head];
+  const auto bring = [&](int64_t token) {
+    moves.push_back({view.host_rows[token / kPageTokens] +
+                         (int64_t{kv_head} * kPageTokens + token % kPageTokens) * shape.row_bytes(),
+                     fixed_row(shape, cache, token, num_tokens)});
+  };
+  for (int64_t t = 0; t < std::min<int64_t>(cache.sink_tokens, num_tokens); ++t) bring(t);
+  for (int64_t t = std::max<int64_t>(cache.sink_tokens, num_tokens - cache.ring_tokens);
+       t < num_tokens; ++t) {
+    bring(t);
+  }
+}
+
 void SequenceKv::restore_rows() {
   if (reused_tokens_ == 0) return;
   const KvShape& shape = system_.shape;
@@ -220,20 +271,14 @@ void SequenceKv::restore_rows() {
     const size_t before = moves.size(), runs_before = run_moves.size();
     for (int32_t h = 0; h < shape.num_kv_heads; ++h) {
       const HeadCacheView& cache = view.heads[h];
-      const auto move = [&](int64_t token) {
-        return RowMove{view.host_rows[token / kPageTokens] +
-                           (int64_t{h} * kPageTokens + token % kPageTokens) * shape.row_bytes(),
-                       fixed_row(shape, cache, token, reused_tokens_)};
-      };
-      if (cache.is_resident()) {
-        for (int64_t t = 0; t < reused_tokens_; t += kRun) run_moves.push_back(move(t));
+      if (!cache.is_resident()) {
+        add_fixed_rows(moves, layer, h, reused_tokens_);
         continue;
       }
-      const auto bring = [&](int64_t token) { moves.push_back(move(token)); };
-      for (int64_t t = 0; t < std::min<int64_t>(cache.sink_tokens, reused_tokens_); ++t) bring(t);
-      for (int64_t t = std::max<int64_t>(cache.sink_tokens, reused_tokens_ - cache.ring_tokens);
-           t < reused_tokens_; ++t) {
-        bring(t);
+      for (int64_t t = 0; t < reused_tokens_; t += kRun) {
+        run_moves.push_back({view.host_rows[t / kPageTokens] +
+                                 (int64_t{h} * kPageTokens + t % kPageTokens) * shape.row_bytes(),
+                             fixed_row(shape, cache, t, reused_tokens_)});
       }
     }
     counters(layer).rows_restored += static_cast<int64_t>(moves.size() - before) +
@@ -246,7 +291,9 @@ void SequenceKv::restore_rows() {
 SequenceKv::~SequenceKv() {
   for (size_t i = 0; i < num_code_blocks_; ++i) system_.codes->release(pages_[i]);
   for (std::byte* block : private_codes_) system_.device.deallocate(block);
-  if (block_ != nullptr) system_.device.deallocate(block_);
+  for (std::byte* block : blocks_) {
+    if (block != nullptr) system_.device.deallocate(block);
+  }
   // From the end: a stored prefix is found from its first page on, so that one is pushed out last.
   for (size_t i = pages_.size(); i > 0; --i) system_.store->release(pages_[i - 1]);
 }

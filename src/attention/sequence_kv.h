@@ -1,7 +1,8 @@
 #pragma once
 // SequenceKv: the key and value rows of one sequence, its head caches and its policy. Created at
 // admission, when everything it will ever need is reserved (pages, codes, slots, resident rows),
-// so that no step can run out of memory; its destructor gives all of it back.
+// so that no step can run out of memory; its destructor gives all of it back. Persistent heads that
+// only fill the budget may be given up for another sequence (demote).
 // Owned by the engine's sequence, used from the engine thread only.
 //
 // States: created (reused_tokens rows are in place) -> rows appended in prefill -> primed (sets
@@ -14,6 +15,8 @@
 #include "attention/kv_system.h"
 #include "clo/policy.h"
 #include "clo/report.h"
+#include "kv/head_cache.h"
+#include "transfer/transfer_engine.h"
 
 namespace clo {
 
@@ -24,6 +27,7 @@ class SequenceKv {
     int64_t capacity_tokens = 0;      // prompt and answer
     int64_t num_budget_heads = 0;     // persistent heads the memory plan has room for
     bool host_copy = true;            // pages are kept for others: all rows and codes in the store
+    bool may_demote = false;          // all rows in the store, so that budget heads can be given up
     std::span<const int32_t> prompt;  // to find a stored prefix; needed only now
     uint64_t random_seed = 0;         // for Select::kRandom
   };
@@ -54,6 +58,17 @@ class SequenceKv {
   std::span<float> last_query(int32_t layer);
   bool has_last_query = false;
 
+  // Heads that demote() may take.
+  int64_t num_budget_heads() const { return may_demote_ ? num_budget_heads_ : 0; }
+  // Device bytes that demoting one head gives back.
+  int64_t bytes_of_demotion() const;
+  // The `count` budget heads that are easiest to reuse become evictable: sink and ring are filled
+  // from the host store, the set is chosen anew at the next step. Between steps, with nothing
+  // launched; a backend with tables of its own must be told afterwards (Runner::heads_changed).
+  // Requires: count <= num_budget_heads(). Blocks: until the rows have arrived.
+  void demote(int64_t count);
+  int64_t num_demoted_heads() const { return num_demoted_heads_; }
+
   // Counts `count` new rows as written. Called once per step, after the last layer.
   void advance(int64_t count);
   // Makes full pages of `tokens` [num_tokens()] findable by later sequences. Not for a sequence
@@ -79,7 +94,13 @@ class SequenceKv {
   Status check_code_room(int64_t num_pages);
   int64_t code_block_bytes() const;  // codes of one page in all layers and heads
   void restore_rows();
-  void clear_head_caches();
+  HeadCacheSpec head_spec(uint8_t resident) const;
+  // Takes the block of head `index` and lays an empty cache over it. Fails: kDeviceMemory.
+  Status take_head(size_t index);
+  void clear_head(size_t index);
+  // The rows that an evictable head keeps of `num_tokens` tokens, from the store.
+  void add_fixed_rows(std::vector<RowMove>& moves, int32_t layer, int32_t kv_head,
+                      int64_t num_tokens);
 
   KvSystem& system_;
   PolicyOptions policy_;
@@ -90,6 +111,9 @@ class SequenceKv {
   uint64_t random_seed_ = 0;
   bool shares_pages_ = false;  // host pages are found, kept and published, with their codes
   bool reads_codes_ = false;   // codes are on the device
+  bool may_demote_ = false;
+  int64_t num_budget_heads_ = 0;
+  int64_t num_demoted_heads_ = 0;
 
   std::vector<PageId> pages_;
   std::vector<PageKey> page_keys_;     // of pages that are published or were found
@@ -99,7 +123,7 @@ class SequenceKv {
   std::vector<uint64_t*> device_codes_;
   size_t num_code_blocks_ = 0;             // acquired from the code cache, in page order
   std::vector<std::byte*> private_codes_;  // code blocks of a sequence that shares no pages
-  std::byte* block_ = nullptr;             // all head caches
+  std::vector<std::byte*> blocks_;         // [num_layers, num_kv_heads] head caches
   std::vector<uint8_t> resident_;          // [num_layers, num_kv_heads]
   std::vector<HeadCacheView> heads_;       // [num_layers, num_kv_heads]
   std::vector<float> last_queries_;        // [num_layers, num_q_heads, head_dim]

@@ -240,6 +240,12 @@ void CudaRunner::drain_queue() {
   kernels::refresh_queue(refresh_params(limits_.max_batch, true), main_.get());
 }
 
+void CudaRunner::settle() {
+  synchronize();
+  drain_queue();  // jobs of heads that no step has waited for
+  main_.synchronize();
+}
+
 void CudaRunner::end(SequenceKv& sequence) {
   // Steps that serve it have passed when the stream is empty; their tokens for others stay in the
   // ring until they are asked for.

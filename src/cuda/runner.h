@@ -44,6 +44,8 @@ class CudaRunner final : public Runner {
   void end(SequenceKv& sequence) override;
   void read_counters(SequenceKv& sequence) override;
   void pause() override { stop_refreshes(); }
+  void settle() override;
+  void heads_changed(SequenceKv& sequence) override { slots_->upload_heads(sequence); }
   std::span<const float> prefill(std::span<const int32_t> ids, SequenceKv& sequence, bool last,
                                  const std::function<bool(int32_t)>& proceed,
                                  bool* abandoned) override;

@@ -124,13 +124,12 @@ int32_t SlotTable::assign(SequenceKv& sequence, const SamplingOptions& sampling,
   free_.pop_back();
   entries_[&sequence] = {slot, false, sampling.temperature > 0 || sampling.repetition_penalty != 1};
 
+  upload_heads(sequence);
   const KvShape& shape = system_.shape;
   const int64_t heads_per_slot = int64_t{shape.num_layers} * shape.num_kv_heads;
-  std::vector<HeadCacheView> heads;
   std::vector<kernels::HeadRule> rules;
   for (int32_t layer = 0; layer < shape.num_layers; ++layer) {
     for (int32_t h = 0; h < shape.num_kv_heads; ++h) {
-      heads.push_back(sequence.head(layer, h));
       rules.push_back(head_rule(sequence.policy(), sequence.importance(layer, h)));
     }
   }
@@ -138,8 +137,6 @@ int32_t SlotTable::assign(SequenceKv& sequence, const SamplingOptions& sampling,
   const int64_t num_pages = (sequence.capacity_tokens() + kPageTokens - 1) / kPageTokens;
   const std::span<uint64_t* const> codes = sequence.device_code_table();
 
-  upload(buffers_.heads + slot * heads_per_slot, heads.data(),
-         heads_per_slot * int64_t{sizeof(HeadCacheView)});
   upload(buffers_.rules + slot * heads_per_slot, rules.data(),
          heads_per_slot * int64_t{sizeof(kernels::HeadRule)});
   int32_t* const device_pages = buffers_.pages + slot * buffers_.max_pages;
@@ -166,6 +163,17 @@ int32_t SlotTable::assign(SequenceKv& sequence, const SamplingOptions& sampling,
   entry.sampling.seed = sampling.seed;
   upload(buffers_.slots + slot, &entry, sizeof entry);
   return slot;
+}
+
+void SlotTable::upload_heads(SequenceKv& sequence) {
+  const KvShape& shape = system_.shape;
+  std::vector<HeadCacheView> heads;
+  for (int32_t layer = 0; layer < shape.num_layers; ++layer) {
+    for (int32_t h = 0; h < shape.num_kv_heads; ++h) heads.push_back(sequence.head(layer, h));
+  }
+  upload(buffers_.heads + slot_of(sequence) * std::ssize(heads), heads.data(),
+         std::ssize(heads) * int64_t{sizeof(HeadCacheView)});
+  stream_.synchronize();  // the copy reads the vector
 }
 
 void SlotTable::activate(const SequenceKv& sequence, int32_t token) {

@@ -29,6 +29,8 @@ class SlotTable {
   int32_t assign(SequenceKv& sequence, const SamplingOptions& sampling, const ForcedReuse& forced);
   // Tells the device how many rows the sequence has and which token comes next.
   void activate(const SequenceKv& sequence, int32_t token);
+  // Where the sequence's head caches lie, once more. Blocks: until the device knows.
+  void upload_heads(SequenceKv& sequence);
   void set_token(const SequenceKv& sequence, int32_t token);
   void release(const SequenceKv& sequence);
 

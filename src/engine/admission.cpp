@@ -20,16 +20,46 @@ PlanInput Engine::Impl::plan_input(const PolicyOptions& policy, int64_t capacity
   return input;
 }
 
-SequenceKv::Options Engine::Impl::kv_options(const Sequence& sequence) const {
+SequenceKv::Options Engine::Impl::kv_options(const Sequence& sequence, int64_t batch) const {
   SequenceKv::Options kv;
   kv.policy = sequence.policy;
   kv.capacity_tokens = sequence.limit_tokens;
   kv.host_copy = options.keep_prefixes;
   kv.prompt = sequence.prompt();
   kv.random_seed = static_cast<uint64_t>(sequence.id) * 0x9E3779B97F4A7C15u;
-  const PlanInput input = plan_input(sequence.policy, sequence.limit_tokens, options.max_batch);
+  const PlanInput input = plan_input(sequence.policy, sequence.limit_tokens, batch);
   if (input.fill_budget) kv.num_budget_heads = sketch_memory(input).num_persistent_heads;
+  kv.may_demote = input.fill_budget && options.max_batch > 1;
   return kv;
+}
+
+bool Engine::Impl::give_way(int64_t missing_bytes) {
+  const auto most =
+      std::max_element(running.begin(), running.end(), [](const auto& a, const auto& b) {
+        return a->kv->num_budget_heads() < b->kv->num_budget_heads();
+      });
+  if (most == running.end() || (*most)->kv->num_budget_heads() == 0) return false;
+  SequenceKv& kv = *(*most)->kv;
+  const int64_t each = std::max<int64_t>(kv.bytes_of_demotion(), 1);
+  runner->settle();
+  kv.demote(std::clamp<int64_t>(divide_up(missing_bytes, each), 1, kv.num_budget_heads()));
+  runner->heads_changed(kv);
+  return true;
+}
+
+Result<std::unique_ptr<SequenceKv>> Engine::Impl::make_kv(const Sequence& sequence) {
+  // Those that wait will be here soon: what they would take back is not given.
+  const int64_t batch =
+      std::min<int64_t>(std::ssize(running) + std::ssize(queue), options.max_batch);
+  SequenceKv::Options kv = kv_options(sequence, batch);
+  for (;;) {
+    auto made = SequenceKv::create(*system, kv);
+    if (made || made.error().code != ErrorCode::kDeviceMemory) return made;
+    const int64_t free_bytes = device->budget_bytes() - device->used_bytes();
+    if (give_way(SequenceKv::device_bytes(*system, kv) - free_bytes)) continue;
+    if (kv.num_budget_heads == 0) return made;
+    kv.num_budget_heads = 0;  // the others keep what they need; this one does without
+  }
 }
 
 Status Engine::Impl::check_fits(const PolicyOptions& policy, int64_t capacity_tokens) const {
@@ -165,7 +195,7 @@ bool Engine::Impl::admit() {
       ++at;
       continue;
     }
-    auto kv = SequenceKv::create(*system, kv_options(sequence));
+    auto kv = make_kv(sequence);
     if (!kv) {
       // Running sequences will give memory back; with none running it will never fit.
       if (!running.empty()) return any;

@@ -109,7 +109,11 @@ struct Engine::Impl {
 
   // admission.cpp
   PlanInput plan_input(const PolicyOptions& policy, int64_t capacity_tokens, int64_t batch) const;
-  SequenceKv::Options kv_options(const Sequence& sequence) const;
+  // `batch`: sequences that share what the budget has left for persistent heads.
+  SequenceKv::Options kv_options(const Sequence& sequence, int64_t batch) const;
+  // Head caches of a sequence; persistent heads of the running ones give way to it.
+  Result<std::unique_ptr<SequenceKv>> make_kv(const Sequence& sequence);
+  bool give_way(int64_t missing_bytes);
   Status check_fits(const PolicyOptions& policy, int64_t capacity_tokens) const;
   Result<std::vector<int32_t>> encode(std::string_view text, EncodeOptions how) const;
   Result<std::vector<int32_t>> prompt_ids(const Request& request) const;

@@ -38,6 +38,7 @@ void Engine::Impl::fill_report(Sequence& sequence) {
   r.device_kv_bytes = sequence.kv->device_kv_bytes();
   r.host_kv_bytes = sequence.kv->host_kv_bytes();
   r.num_resident_heads = sequence.kv->num_resident_heads();
+  r.num_demoted_heads = static_cast<int32_t>(sequence.kv->num_demoted_heads());
   r.resident_by_profile = !system->profile.difficulty.empty();
   const auto layers = sequence.kv->layer_counters();
   r.layers.assign(layers.begin(), layers.end());
@@ -85,6 +86,9 @@ std::string report_text(const Report& r) {
                  (r.resident_by_profile ? "by profile)" : "in layer order: no profile)");
     }
     line("hit rate", percent(r.hit_rate) + resident);
+  }
+  if (r.num_demoted_heads > 0) {
+    line("heads given up", std::to_string(r.num_demoted_heads) + ", for other requests");
   }
   line("share attended", percent(r.share_attended));
   if (r.total.mass_samples > 0) {
@@ -139,6 +143,7 @@ std::string report_json(const Report& r) {
                          {"share_attended", r.share_attended},
                          {"num_heads", r.num_heads},
                          {"num_resident_heads", r.num_resident_heads},
+                         {"num_demoted_heads", r.num_demoted_heads},
                          {"resident_by_profile", r.resident_by_profile},
                          {"total", counters_json(r.total)}};
   if (r.total.mass_samples > 0) {

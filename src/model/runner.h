@@ -48,6 +48,10 @@ class Runner {
   virtual void end(SequenceKv& sequence) = 0;
   // No step follows soon: what runs beside the steps ends. The next step starts it again.
   virtual void pause() {}
+  // Before head caches change behind the runner's back: waits until nothing launched uses any.
+  virtual void settle() {}
+  // Afterwards: this sequence's have changed.
+  virtual void heads_changed(SequenceKv&) {}
   // Brings the sequence's counters up to date.
   virtual void read_counters(SequenceKv& sequence) = 0;
 

@@ -13,7 +13,7 @@ REPORT_KEYS = {
     "prefill_seconds", "first_token_seconds", "decode_seconds", "decode_steps",
     "decode_tokens_per_second", "row_bytes", "device_kv_bytes", "host_kv_bytes",
     "bytes_fetched_per_token", "wait_seconds_per_token", "hit_rate", "share_attended", "num_heads",
-    "num_resident_heads", "resident_by_profile", "total", "layers"
+    "num_resident_heads", "num_demoted_heads", "resident_by_profile", "total", "layers"
 }
 COUNTERS = {
     "hits", "misses", "aged", "incomplete", "corrections", "resident_selections",

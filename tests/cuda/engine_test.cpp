@@ -338,6 +338,67 @@ TEST_F(GpuEngine, HalfPrecisionFilesStayAsTheyAre) {
   EXPECT_GT(offloaded.response.report.total.rows_fetched, 0);
 }
 
+// Requests that join take persistent heads from one that has filled the budget with them: its
+// logits stay dense's (its sets cover the context), and steps launched ahead see no stale table.
+TEST_F(GpuEngine, PersistentHeadsGiveWayToOtherRequests) {
+  EngineOptions options = options_for(kRecall, Backend::kCuda);
+  options.max_context_tokens = 32768;
+  options.max_batch = 3;
+  options.device_memory_bytes = int64_t{4} << 30;
+  PolicyOptions policy = *preset("default");
+  policy.set_tokens = 2000;
+  const auto prompt = random_ids(1500, 4096, 70);
+  const auto forced = random_ids(200, 4096, 71);
+  const int64_t longest = 31000;  // what a request reserves, though few tokens are decoded
+  {
+    const auto gpu = load_engine(options);
+    ASSERT_TRUE(gpu);
+    const int64_t free_bytes = gpu->memory().device_budget_bytes - gpu->memory().device_used_bytes;
+    const KvShape shape{8, 4, 2, 64, DType::kBF16, 128};
+    const int64_t resident_bytes =
+        (1500 + longest) * (shape.token_bytes() + shape.token_code_bytes());
+    options.device_memory_bytes -= free_bytes - resident_bytes * 8 / 5;
+  }
+  const auto gpu = load_engine(options);
+  ASSERT_TRUE(gpu);
+  const int64_t idle_bytes = gpu->memory().device_used_bytes;
+  const ForcedRun dense = forced_run(*gpu, prompt, forced, *preset("dense"));
+  for (const bool with_logits : {true, false}) {
+    ForcedRun run;
+    Request request = ids_request(prompt, longest, policy);
+    if (with_logits) {
+      request.forced_tokens = forced;
+      request.on_logits = [&](std::span<const float> logits) {
+        if (run.logits.size() < forced.size())
+          run.logits.emplace_back(logits.begin(), logits.end());
+      };
+    }
+    std::vector<RequestId> ids = {*gpu->submit(std::move(request))};
+    for (int step = 0; step < 60; ++step) gpu->step();
+    for (const uint64_t seed : {72, 73}) {
+      ids.push_back(*gpu->submit(ids_request(random_ids(900, 4096, seed), longest, policy)));
+      for (int step = 0; step < 20; ++step) gpu->step();
+    }
+    for (int step = 0; step < 250; ++step) gpu->step();
+    EXPECT_LE(gpu->memory().device_peak_bytes, options.device_memory_bytes);
+    for (const RequestId id : ids) gpu->cancel(id);
+    run.response = *gpu->take(ids[0]);
+    EXPECT_GT(run.response.report.num_demoted_heads, 0);
+    EXPECT_GT(run.response.report.total.rows_fetched, 0);
+    EXPECT_FALSE(run.response.error);
+    if (with_logits) {
+      EXPECT_LT(compare(run, dense).worst_cosine, kReorderBound);
+    }
+    for (size_t i = 1; i < ids.size(); ++i) {
+      const Response other = *gpu->take(ids[i]);
+      EXPECT_FALSE(other.error);
+      EXPECT_GT(other.report.new_tokens, 0);
+    }
+    EXPECT_EQ(gpu->memory().device_used_bytes, idle_bytes);
+    EXPECT_EQ(gpu->memory().pages_in_use, 0);
+  }
+}
+
 TEST_F(GpuEngine, TheBudgetIsObeyed) {
   EngineOptions options = options_for(kRecall, Backend::kCuda);
   options.device_memory_bytes = int64_t{2} << 30;

@@ -235,6 +235,56 @@ TEST(Budget, WhatIsLeftKeepsHeadsPersistent) {
   }
 }
 
+// One request fills the budget with persistent heads; those that join later, in the middle of its
+// prefill or of its answer, take heads from it, and nobody's answer changes.
+TEST(Budget, PersistentHeadsGiveWayToOtherRequests) {
+  PolicyOptions policy = *preset("default");
+  policy.threshold = 2;  // every step chooses anew, so that a lost label changes nothing
+  for (const char* select : {"hash", "exact"}) {
+    policy.select = std::string(select) == "hash" ? Select::kHash : Select::kExact;
+    for (const int steps_between : {3, 12, 40}) {
+      EngineOptions options = tiny_options("llama3");
+      options.max_batch = 3;
+      const std::vector<int64_t> lengths = {900, 700, 1100};
+      std::vector<std::vector<int32_t>> prompts, alone;
+      int64_t resident_bytes = 0;  // of the first, with all its heads
+      {
+        const auto engine = load_engine(options);
+        for (size_t i = 0; i < lengths.size(); ++i) {
+          prompts.push_back(random_ids(lengths[i], 100, 30 + i));
+          alone.push_back(answer_of(*engine, ids_request(prompts[i], 60, policy)).tokens);
+        }
+        PolicyOptions all = policy;
+        all.persistent = PolicyOptions::Persistent::kAll;
+        engine->drop_prefixes();
+        const int64_t idle_bytes = engine->memory().device_used_bytes;
+        resident_bytes =
+            answer_of(*engine, ids_request(prompts[0], 60, all)).report.device_kv_bytes;
+        options.device_memory_bytes = idle_bytes + resident_bytes * 8 / 5;
+      }
+      const auto engine = load_engine(options);
+      ASSERT_NE(engine, nullptr);
+      const int64_t idle_bytes = engine->memory().device_used_bytes;
+      std::vector<RequestId> ids;
+      for (const auto& prompt : prompts) {
+        ids.push_back(*engine->submit(ids_request(prompt, 60, policy)));
+        for (int step = 0; step < steps_between; ++step) engine->step();
+      }
+      const auto responses = run_all(*engine, ids);
+      for (size_t i = 0; i < ids.size(); ++i) {
+        EXPECT_EQ(responses[i].tokens, alone[i]) << i << " after " << steps_between;
+      }
+      EXPECT_GT(responses[0].report.num_demoted_heads, 0);
+      EXPECT_LT(responses[0].report.num_resident_heads, responses[0].report.num_heads);
+      EXPECT_GT(responses[0].report.total.rows_fetched, 0);
+      EXPECT_LE(engine->memory().device_peak_bytes, options.device_memory_bytes);
+      EXPECT_EQ(engine->memory().pages_in_use, 0);
+      engine->drop_prefixes();
+      EXPECT_EQ(engine->memory().device_used_bytes, idle_bytes);
+    }
+  }
+}
+
 TEST(ModelFault, NanFailsItsRequestAndNoOther) {
   // A copy of a tiny model whose embedding of token 7 is NaN.
   const std::filesystem::path source = CLO_SOURCE_DIR "/tests/golden/models/llama3";
