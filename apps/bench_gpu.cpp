@@ -49,7 +49,7 @@ void add_common(CLI::App& app, GpuFlags& f) {
   add_value(app, "--bits", f.bits, "Bits of a key's code (128)");
   add_value(app, "--threads", f.threads, "Threads that touch memory before it is pinned (all)");
   add_value(app, "--refresh-clusters", f.clusters,
-            "Clusters of blocks that refresh beside the layers (0: by the batch)");
+            "Clusters of blocks that refresh beside the layers (0: by the jobs there are)");
   add_value(app, "--fetch-warps", f.fetch_warps, "Warps of each of their blocks that fetch (1)");
   add_value(app, "--score-nap", f.nap,
             "Nanoseconds that they rest after two pages of a choice without hurry (4000)");

@@ -21,7 +21,7 @@ struct CudaLimits {
   int32_t max_batch = 1;
   int64_t chunk_rows = 0;  // prompt tokens of a prefill step
   int64_t max_context_tokens = 0;
-  int32_t queue_clusters = 0;  // of four blocks, that refresh beside the layers; 0: by the batch
+  int32_t queue_clusters = 0;  // of four blocks, that refresh beside the layers; 0: by the jobs
   int32_t fetch_warps = kDefaultFetchWarps;  // of each of those blocks
   uint32_t score_nap_ns = kDefaultScoreNapNs;
   int64_t layer_tokens =

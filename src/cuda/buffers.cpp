@@ -32,13 +32,13 @@ StepPlans plan_step(const ModelConfig& c, const DeviceNumbers& device) {
           plan(c.vocab_size, c.hidden_size, 1)};
 }
 
-int32_t refresh_clusters(const CudaLimits& limits, int32_t rows, int32_t num_multiprocessors) {
-  // A step of few sequences waits for its products, which need multiprocessors without neighbours:
-  // 32 clusters made it 6 % slower when all hit. From six sequences on it waits for rows, and more
-  // clusters hide more choosing (measured on an H200: docs/measurements.md).
-  constexpr int32_t kFew = 24, kMany = 32, kManyRows = 6;
+int32_t refresh_clusters(const CudaLimits& limits, bool many_jobs, int32_t num_multiprocessors) {
+  // With few jobs a step waits for its products, which need multiprocessors without neighbours: 32
+  // clusters made a step of 16 sequences that all hit 1.7 times as long. With many it waits for
+  // rows, and more clusters hide more choosing (measured on an H200: docs/measurements.md).
+  constexpr int32_t kFew = 24, kMany = 32;
   const int32_t wanted =
-      limits.queue_clusters > 0 ? limits.queue_clusters : (rows < kManyRows ? kFew : kMany);
+      limits.queue_clusters > 0 ? limits.queue_clusters : (many_jobs ? kMany : kFew);
   // Below sm_90 a cluster is one block, and attention may need the other multiprocessors for
   // itself.
   const int32_t most = num_multiprocessors / kernels::kClusterBlocks;
@@ -95,8 +95,7 @@ Status take_buffers(const BufferSizes& sizes, StepBuffers& b, const TakeBuffer& 
       round_up(kernels::refresh_scratch_bytes(sizes.limits.max_context_tokens), Arena::kAlignment);
   CLO_TRY(take(
       b.refresh_scratch,
-      std::max(refresh_clusters(sizes.limits, sizes.limits.max_batch, sizes.num_multiprocessors),
-               shape.num_kv_heads),
+      std::max(refresh_clusters(sizes.limits, true, sizes.num_multiprocessors), shape.num_kv_heads),
       b.scratch_bytes));
 
   CLO_TRY(floats(b.inverse_frequencies, half));

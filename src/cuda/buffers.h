@@ -24,7 +24,7 @@ struct DeviceNumbers {
 DeviceNumbers device_numbers();
 // Clusters that refresh beside the layers, of those that are asked for: at most a block a
 // multiprocessor, or the attention that waits for them could find no room beside them.
-int32_t refresh_clusters(const CudaLimits& limits, int32_t rows, int32_t num_multiprocessors);
+int32_t refresh_clusters(const CudaLimits& limits, bool many_jobs, int32_t num_multiprocessors);
 StepPlans plan_step(const ModelConfig& config, const DeviceNumbers& device);
 
 inline constexpr int64_t kMlpRows = 8192;  // rows of a prefill chunk that pass the MLP at once

@@ -22,7 +22,7 @@ struct MeasureOptions {
   int64_t host_memory_bytes = 0;    // 0: what the batch needs
   int32_t code_bits = 128;
   int32_t host_threads = 16;
-  int32_t queue_clusters = 0;  // 0: by the batch
+  int32_t queue_clusters = 0;  // 0: by the jobs there are
   int32_t fetch_warps = kDefaultFetchWarps;
   uint32_t score_nap_ns = kDefaultScoreNapNs;
   int64_t room_tokens = 4096;  // steps that may be decoded behind the context

@@ -85,7 +85,7 @@ Status CudaRunner::build(Arena& arena) {
   CLO_ASSIGN(results_, PinnedBlock::create(kernels::kResultRing * int64_t{limits_.max_batch} *
                                            int64_t{sizeof(kernels::StepResult)}));
   CLO_ASSIGN(words_, PinnedBlock::create(64));
-  words_.as<uint32_t>()[0] = words_.as<uint32_t>()[1] = 0;
+  std::fill_n(words_.as<uint32_t>(), 3, 0u);
   CLO_ASSIGN(row_staging_, PinnedBlock::create(kRowRing * int64_t{limits_.max_batch} * 4));
   CLO_ASSIGN(host_logits_, PinnedBlock::create(limits_.max_batch * config.vocab_size * 4));
   CLO_ASSIGN(host_ids_, PinnedBlock::create(limits_.chunk_rows * 4));
@@ -203,10 +203,10 @@ void CudaRunner::synchronize() {
   main_.synchronize();
 }
 
-void CudaRunner::start_refreshes(int32_t rows) {
-  const kernels::RefreshQueueParams params = refresh_params(rows, false);
+void CudaRunner::start_refreshes() {
+  const kernels::RefreshQueueParams params = refresh_params(false);
   if (refreshing_ && params.num_clusters == running_clusters_) return;
-  stop_refreshes();  // those of another batch
+  stop_refreshes();  // there are more jobs than there were, or fewer
   refreshing_ = true;
   running_clusters_ = params.num_clusters;
   refresh_after_.record(main_);  // priming uses the same scratch
@@ -224,11 +224,11 @@ void CudaRunner::stop_refreshes() {
   refresh_ended_.make_wait(main_);
 }
 
-kernels::RefreshQueueParams CudaRunner::refresh_params(int32_t rows, bool drain) const {
+kernels::RefreshQueueParams CudaRunner::refresh_params(bool drain) const {
   kernels::RefreshQueueParams params;
   params.tables = tables_;
   params.scratch = {buffers_.refresh_scratch, buffers_.scratch_bytes};
-  params.num_clusters = refresh_clusters(limits_, rows, device_.num_multiprocessors);
+  params.num_clusters = refresh_clusters(limits_, many_jobs_, device_.num_multiprocessors);
   params.fetch_warps = std::clamp(limits_.fetch_warps, 1, 8);
   params.score_nap_ns = limits_.score_nap_ns;
   params.drain = drain;
@@ -237,7 +237,7 @@ kernels::RefreshQueueParams CudaRunner::refresh_params(int32_t rows, bool drain)
 
 void CudaRunner::drain_queue() {
   stop_refreshes();
-  kernels::refresh_queue(refresh_params(limits_.max_batch, true), main_.get());
+  kernels::refresh_queue(refresh_params(true), main_.get());
 }
 
 void CudaRunner::settle() {
@@ -290,7 +290,7 @@ void CudaRunner::launch(std::span<SequenceKv* const> rows, bool logits_wanted) {
   if (std::any_of(rows.begin(), rows.end(), [&](const SequenceKv* sequence) {
         return sequence != nullptr && !sequence->is_dense_layer(system_.shape.num_layers - 1);
       })) {
-    start_refreshes(static_cast<int32_t>(std::ssize(rows)));
+    start_refreshes();
   }
   exec.launch(main_);
   last_nodes_ = exec.num_nodes();
@@ -335,6 +335,19 @@ void CudaRunner::wait(uint32_t step) {
   step_seconds_ = step_seconds_ == 0 ? waited : 0.8 * step_seconds_ + 0.2 * waited;
 }
 
+void CudaRunner::count_jobs() {
+  const uint32_t step = load_word(words_.as<uint32_t>()),
+                 jobs = load_word(words_.as<uint32_t>() + 2);
+  const uint32_t steps = step - counted_step_;
+  if (steps == 0) return;
+  const double each = static_cast<double>(jobs - counted_jobs_) / steps;
+  counted_step_ = step;
+  counted_jobs_ = jobs;
+  constexpr double kSmooth = 1.0 / 8, kUp = 400, kDown = 250;
+  jobs_a_step_ += kSmooth * (each - jobs_a_step_);
+  many_jobs_ = jobs_a_step_ > (many_jobs_ ? kDown : kUp);
+}
+
 void CudaRunner::decode(std::span<const DecodeRow> rows, std::span<DecodeOutcome> outcomes) {
   CLO_CHECK(!rows.empty() && std::ssize(rows) <= limits_.max_batch, rows.size());
   for (DecodeOutcome& outcome : outcomes) outcome = {};
@@ -368,6 +381,7 @@ void CudaRunner::decode(std::span<const DecodeRow> rows, std::span<DecodeOutcome
   const Launched step = launched_.front();
   wait(step.step);
   launched_.pop_front();
+  count_jobs();
   const auto* results = results_.as<kernels::StepResult>() +
                         int64_t{step.step % kernels::kResultRing} * limits_.max_batch;
   // A step launched ahead for others has sampled for itself, and a prefill may have used the

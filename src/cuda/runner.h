@@ -119,11 +119,12 @@ class CudaRunner final : public Runner {
   void launch(std::span<SequenceKv* const> rows, bool logits_wanted);
   // Blocks: until that step has finished. Fails: as CLO_CUDA, and for a fault the device reports.
   void wait(uint32_t step);
+  void count_jobs();
   void check_fault();
   // The kernel that serves refreshes lives beside the steps, from the first that may need it until
   // something needs its scratch, its multiprocessors or its counts.
-  void start_refreshes(int32_t rows);
-  kernels::RefreshQueueParams refresh_params(int32_t rows, bool drain) const;
+  void start_refreshes();
+  kernels::RefreshQueueParams refresh_params(bool drain) const;
   void stop_refreshes();
   void drain_queue();
   bool in_flight(const SequenceKv& sequence) const;
@@ -147,6 +148,10 @@ class CudaRunner final : public Runner {
   Event refresh_after_, refresh_ended_;
   bool refreshing_ = false;
   int32_t running_clusters_ = 0;
+  // Jobs of refreshing a step has had of late.
+  double jobs_a_step_ = 0;
+  bool many_jobs_ = false;
+  uint32_t counted_step_ = 0, counted_jobs_ = 0;
   Event computed_[kLayerBuffers], stored_[kLayerBuffers], loaded_[kLayerBuffers];
   std::vector<Event> layer_done_;
 

@@ -83,7 +83,7 @@ double CudaRunner::time_fetch(int32_t rows, bool products) {
   main_.synchronize();
   const Event start(true), stop(true);
   start.record(refresh_);
-  refresh_queue(refresh_params(rows, true), refresh_.get());
+  refresh_queue(refresh_params(true), refresh_.get());
   stop.record(refresh_);
   if (products) {
     // Layers' products until the rows are there, as they run beside a fetch in a step.

@@ -45,13 +45,13 @@ TEST(HeadRule, SaysWhatTheReuseRuleSays) {
 TEST(RefreshClusters, LeaveRoomForTheLayers) {
   CudaLimits limits;
   // More where a step waits for rows and not for its products.
-  EXPECT_EQ(refresh_clusters(limits, 1, 132), 24);
-  EXPECT_EQ(refresh_clusters(limits, 16, 132), 32);
-  EXPECT_EQ(refresh_clusters(limits, 1, 78), 19);
-  EXPECT_EQ(refresh_clusters(limits, 16, 16), 4);
-  EXPECT_EQ(refresh_clusters(limits, 1, 1), 1);
+  EXPECT_EQ(refresh_clusters(limits, false, 132), 24);
+  EXPECT_EQ(refresh_clusters(limits, true, 132), 32);
+  EXPECT_EQ(refresh_clusters(limits, false, 78), 19);
+  EXPECT_EQ(refresh_clusters(limits, true, 16), 4);
+  EXPECT_EQ(refresh_clusters(limits, false, 1), 1);
   limits.queue_clusters = 7;
-  EXPECT_EQ(refresh_clusters(limits, 16, 132), 7);
+  EXPECT_EQ(refresh_clusters(limits, true, 132), 7);
 }
 
 TEST(StepPlans, FillTheDeviceForPublishedShapes) {

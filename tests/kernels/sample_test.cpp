@@ -64,6 +64,8 @@ Outcome sample(std::span<const float> logits, int64_t vocab_size, std::span<cons
   std::vector<RefreshQueue> queue(1);
   queue[0].step = kStep;
   queue[0].fault = 2;
+  queue[0].rings[kUrgent].tail = (uint64_t{1} << 32) + 5;
+  queue[0].rings[kAhead].tail = 7;
 
   const DeviceArray<float> device_logits(logits);
   const DeviceArray<BatchSlot> device_slots(slots);
@@ -75,7 +77,7 @@ Outcome sample(std::span<const float> logits, int64_t vocab_size, std::span<cons
   const PinnedArray<int32_t> pinned_forced(num_rows);
   std::copy(forced.begin(), forced.end(), pinned_forced.data());
   const PinnedArray<StepResult> results(kResultRing * num_rows);
-  const PinnedArray<uint32_t> words(2);
+  const PinnedArray<uint32_t> words(3);
   const std::vector<std::byte> zeros(
       static_cast<size_t>(sample_scratch_bytes(num_rows, vocab_size)));
   const DeviceArray<std::byte> scratch(zeros);
@@ -111,6 +113,7 @@ Outcome sample(std::span<const float> logits, int64_t vocab_size, std::span<cons
   outcome.queue = device_queue.download()[0];
   outcome.step_word = words.data()[0];
   outcome.fault_word = words.data()[1];
+  EXPECT_EQ(words.data()[2], 12u);
   return outcome;
 }
 

@@ -32,8 +32,9 @@ struct SampleRows {
                                     // null: none at all. Mapped host memory.
   StepResult* results = nullptr;  // [kResultRing][max_batch] mapped host memory; row r of step s at
                                   // (s % kResultRing) * max_batch + r
-  uint32_t* words = nullptr;  // [2] mapped host memory: [1] queue->fault, then [0] the step number,
-                              // when all results are written; or null
+  // [3] mapped host memory: [1] queue->fault, [2] jobs ever queued (modulo 2^32), then [0] the step
+  // number, when all results are written; or null.
+  uint32_t* words = nullptr;
   // Some row may have a temperature or a penalty: adds the kernel that draws. Without it such rows
   // are served greedily, so a caller picks the graph by what its sequences ask for.
   bool any_sampled = false;

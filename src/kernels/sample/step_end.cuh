@@ -67,6 +67,7 @@ __device__ __forceinline__ void end_step(const SampleRows& p, const SampleScratc
   if (queue == nullptr) return;
   if (p.words != nullptr) {
     p.words[1] = load_acquire(&queue->fault);
+    p.words[2] = static_cast<uint32_t>(queue->rings[kUrgent].tail + queue->rings[kAhead].tail);
     store_release_system(p.words, step);
   }
 }
