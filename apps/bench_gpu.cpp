@@ -26,6 +26,7 @@ struct GpuFlags {
   std::string shape = "llama3-8b";
   std::string preset = "default";
   std::optional<std::string> device_memory, host_memory;
+  std::string weights = "auto";
   std::string output;
   int64_t context = 131072;
   int32_t batch = 1;
@@ -46,6 +47,7 @@ void add_common(CLI::App& app, GpuFlags& f) {
   app.add_option("--device-memory,--gpu-memory", f.device_memory,
                  "Device memory of the process in all, such as 40GiB (what is free)");
   app.add_option("--host-memory", f.host_memory, "Host store, pinned (what the batch needs)");
+  app.add_option("--weights", f.weights, "Weights: auto (bf16), bf16, int8, q4");
   add_value(app, "--bits", f.bits, "Bits of a key's code (128)");
   add_value(app, "--threads", f.threads, "Threads that touch memory before it is pinned (all)");
   add_value(app, "--refresh-clusters", f.clusters,
@@ -86,6 +88,7 @@ Result<MeasureOptions> resolve(const GpuFlags& f) {
     return Error{ErrorCode::kBadFlag, "expected 1 to 512, found " + std::to_string(f.batch),
                  "--batch"};
   }
+  CLO_ASSIGN(options.weights, weight_storage_of(f.weights));
   options.context_tokens = f.context;
   options.batch = f.batch;
   options.code_bits = f.bits;
@@ -117,6 +120,7 @@ nlohmann::json head_line(const char* bench, const GpuFlags& f, const CudaMeasure
           {"shape", f.shape},
           {"context", f.context},
           {"batch", f.batch},
+          {"weights", f.weights},
           {"refresh_clusters", f.clusters},
           {"fetch_warps", f.fetch_warps},
           {"score_nap_ns", f.nap},

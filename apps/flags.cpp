@@ -264,6 +264,19 @@ void EngineFlags::add_to(CLI::App& app, bool with_context) {
       ->type_name("FILE");
 }
 
+Result<WeightStorage> weight_storage_of(const std::optional<std::string>& name) {
+  WeightStorage storage = WeightStorage::kAuto;
+  CLO_TRY(choose<WeightStorage>("--weights", name,
+                                {{"auto", WeightStorage::kAuto},
+                                 {"f32", WeightStorage::kF32},
+                                 {"bf16", WeightStorage::kBF16},
+                                 {"f16", WeightStorage::kF16},
+                                 {"int8", WeightStorage::kInt8},
+                                 {"q4", WeightStorage::kQ4}},
+                                storage));
+  return storage;
+}
+
 Result<EngineOptions> EngineFlags::resolve() const {
   EngineOptions options;
   options.model_dir = model;
@@ -273,14 +286,7 @@ Result<EngineOptions> EngineFlags::resolve() const {
                               {"bf16", WeightType::kBF16},
                               {"f16", WeightType::kF16}},
                              options.dtype));
-  CLO_TRY(choose<WeightStorage>("--weights", weights,
-                                {{"auto", WeightStorage::kAuto},
-                                 {"f32", WeightStorage::kF32},
-                                 {"bf16", WeightStorage::kBF16},
-                                 {"f16", WeightStorage::kF16},
-                                 {"int8", WeightStorage::kInt8},
-                                 {"q4", WeightStorage::kQ4}},
-                                options.weights));
+  CLO_ASSIGN(options.weights, weight_storage_of(weights));
   CLO_TRY(
       choose<Backend>("--backend", backend,
                       {{"auto", Backend::kAuto}, {"cpu", Backend::kCpu}, {"cuda", Backend::kCuda}},

@@ -62,6 +62,9 @@ struct PolicyFlags {
   Status refuse_with_dense(std::string_view base) const;
 };
 
+// Of --weights. Fails: kBadFlag, naming what it may be.
+Result<WeightStorage> weight_storage_of(const std::optional<std::string>& name);
+
 struct EngineFlags {
   std::string model;
   std::string dtype = "auto", weights = "auto";

@@ -98,8 +98,7 @@ class DeviceBackend final : public CudaBackend {
 
 BufferSizes buffer_sizes(const ModelConfig& config, const KvShape& shape,
                          const CudaLimits& limits) {
-  const DeviceNumbers device = device_numbers();
-  return {config, shape, limits, plan_step(config, device), device.num_multiprocessors, true};
+  return {config, shape, limits, device_numbers(), true};
 }
 
 }  // namespace

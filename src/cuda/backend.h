@@ -24,8 +24,9 @@ struct CudaLimits {
   int32_t queue_clusters = 0;  // of four blocks, that refresh beside the layers; 0: by the jobs
   int32_t fetch_warps = kDefaultFetchWarps;  // of each of those blocks
   uint32_t score_nap_ns = kDefaultScoreNapNs;
-  int64_t layer_tokens =
-      0;  // rows a layer buffer holds; 0: max_context_tokens, which prefill needs
+  // Rows that a layer buffer holds; 0: max_context_tokens, which prefill needs.
+  int64_t layer_tokens = 0;
+  bool tiled_weights = false;  // some matrix lies in tiles of codes: prefill expands it
 };
 
 // Measurement only, labelled in every output: decisions and sets are drawn, not computed.

@@ -19,17 +19,14 @@ DeviceNumbers device_numbers() {
   return {facts->num_multiprocessors, facts->shared_bytes_per_block};
 }
 
-StepPlans plan_step(const ModelConfig& c, const DeviceNumbers& device) {
-  const int64_t q = c.num_q_heads * c.head_dim, kv = c.num_kv_heads * c.head_dim;
-  const auto plan = [&](int64_t outputs, int64_t inputs,
-                        int32_t max_splits = kernels::kSkinnyMaxSplits) {
-    return kernels::plan_skinny_linear(outputs, inputs, kernels::kSkinnyRows,
+kernels::SkinnyPlan plan_product(WeightBlocks blocks, int64_t num_outputs, int64_t num_inputs,
+                                 const DeviceNumbers& device, int32_t max_splits) {
+  if (blocks == WeightBlocks::kNone) {
+    return kernels::plan_skinny_linear(num_outputs, num_inputs, kernels::kSkinnyRows,
                                        device.num_multiprocessors, device.shared_bytes, max_splits);
-  };
-  return {plan(q + 2 * kv, c.hidden_size), plan(q, c.hidden_size), plan(c.hidden_size, q),
-          plan(2 * c.intermediate_size, c.hidden_size), plan(c.hidden_size, c.intermediate_size),
-          // Logits are read as they are: no parts.
-          plan(c.vocab_size, c.hidden_size, 1)};
+  }
+  return kernels::plan_tiled_linear(blocks, num_outputs, num_inputs, kernels::kSkinnyRows,
+                                    device.num_multiprocessors, device.shared_bytes, max_splits);
 }
 
 int32_t refresh_clusters(const CudaLimits& limits, bool many_jobs, int32_t num_multiprocessors) {
@@ -71,12 +68,24 @@ Status take_buffers(const BufferSizes& sizes, StepBuffers& b, const TakeBuffer& 
   CLO_TRY(floats(b.x, rows * c.hidden_size));
   CLO_TRY(halves(b.normed, rows * c.hidden_size));
   CLO_TRY(halves(b.predicted_normed, rows * c.hidden_size));
-  const StepPlans& plans = sizes.plans;
-  const int64_t parts =
-      std::max({plans.qkv.splits * (q + 2 * kv), plans.output.splits * c.hidden_size,
-                plans.gate_up.splits * 2 * c.intermediate_size, plans.down.splits * c.hidden_size});
-  CLO_TRY(floats(b.parts, rows * parts));
-  CLO_TRY(floats(b.predicted_parts, rows * plans.query.splits * q));
+  // Elements of a row's parts, in whichever form a layer's matrix lies.
+  const auto parts = [&](int64_t outputs, int64_t inputs) {
+    int64_t most = 0;
+    for (const WeightBlocks blocks :
+         {WeightBlocks::kNone, WeightBlocks::kInt8, WeightBlocks::kQ4}) {
+      if (blocks != WeightBlocks::kNone &&
+          (!sizes.limits.tiled_weights || inputs % kBlockInputs != 0)) {
+        continue;
+      }
+      most = std::max<int64_t>(most, plan_product(blocks, outputs, inputs, sizes.device).splits);
+    }
+    return most * outputs;
+  };
+  const int64_t most_parts = std::max({parts(q + 2 * kv, c.hidden_size), parts(c.hidden_size, q),
+                                       parts(2 * c.intermediate_size, c.hidden_size),
+                                       parts(c.hidden_size, c.intermediate_size)});
+  CLO_TRY(floats(b.parts, rows * most_parts));
+  CLO_TRY(floats(b.predicted_parts, rows * parts(q, c.hidden_size)));
   CLO_TRY(floats(b.queries, rows * q));
   CLO_TRY(floats(b.predicted, rows * q));
   CLO_TRY(halves(b.attended, rows * q));
@@ -84,7 +93,7 @@ Status take_buffers(const BufferSizes& sizes, StepBuffers& b, const TakeBuffer& 
   CLO_TRY(floats(b.cosine, rows * half));
   CLO_TRY(floats(b.sine, rows * half));
   CLO_TRY(floats(b.logits, rows * c.vocab_size));
-  const int32_t grid = kernels::attend_grid(shape, sizes.num_multiprocessors);
+  const int32_t grid = kernels::attend_grid(shape, sizes.device.num_multiprocessors);
   CLO_TRY(floats(b.attend_parts,
                  kernels::attend_parts(grid, static_cast<int32_t>(rows), shape.num_kv_heads) *
                      shape.group_size() * (shape.head_dim + 2)));
@@ -93,10 +102,10 @@ Status take_buffers(const BufferSizes& sizes, StepBuffers& b, const TakeBuffer& 
                kernels::sample_scratch_bytes(static_cast<int32_t>(rows), c.vocab_size), 1));
   b.scratch_bytes =
       round_up(kernels::refresh_scratch_bytes(sizes.limits.max_context_tokens), Arena::kAlignment);
-  CLO_TRY(take(
-      b.refresh_scratch,
-      std::max(refresh_clusters(sizes.limits, true, sizes.num_multiprocessors), shape.num_kv_heads),
-      b.scratch_bytes));
+  CLO_TRY(take(b.refresh_scratch,
+               std::max(refresh_clusters(sizes.limits, true, sizes.device.num_multiprocessors),
+                        shape.num_kv_heads),
+               b.scratch_bytes));
 
   CLO_TRY(floats(b.inverse_frequencies, half));
   if (shape.code_bits > 0) {
@@ -139,6 +148,11 @@ Status take_buffers(const BufferSizes& sizes, StepBuffers& b, const TakeBuffer& 
   CLO_TRY(halves(b.chunk_queries, chunk * q));
   CLO_TRY(halves(b.chunk_gate_up, mlp * 2 * c.intermediate_size));
   CLO_TRY(halves(b.chunk_inner, mlp * c.intermediate_size));
+  if (sizes.limits.tiled_weights) {
+    const int64_t largest = std::max(q + 2 * kv, 2 * c.intermediate_size);
+    CLO_TRY(halves(b.expanded, std::max(largest, q) * c.hidden_size));
+    CLO_TRY(halves(b.expanded_down, c.hidden_size * c.intermediate_size));
+  }
   CLO_TRY(floats(b.chunk_cosine, chunk * half));
   CLO_TRY(floats(b.chunk_sine, chunk * half));
   CLO_TRY(floats(b.chunk_query, q));

@@ -7,13 +7,9 @@
 #include "cuda/backend.h"
 #include "kernels/decode_tables.h"
 #include "kernels/linear/linear.h"
+#include "kernels/linear/tiles.h"
 
 namespace clo {
-
-// How the products of a layer are cut; fixed by the model and the device.
-struct StepPlans {
-  kernels::SkinnyPlan qkv, query, output, gate_up, down, head;
-};
 
 // What of the device the plans depend on.
 struct DeviceNumbers {
@@ -25,7 +21,10 @@ DeviceNumbers device_numbers();
 // Clusters that refresh beside the layers, of those that are asked for: at most a block a
 // multiprocessor, or the attention that waits for them could find no room beside them.
 int32_t refresh_clusters(const CudaLimits& limits, bool many_jobs, int32_t num_multiprocessors);
-StepPlans plan_step(const ModelConfig& config, const DeviceNumbers& device);
+// How a product of few rows is cut; `blocks` not kNone: its weights lie in tiles.
+kernels::SkinnyPlan plan_product(WeightBlocks blocks, int64_t num_outputs, int64_t num_inputs,
+                                 const DeviceNumbers& device,
+                                 int32_t max_splits = kernels::kSkinnyMaxSplits);
 
 inline constexpr int64_t kMlpRows = 8192;  // rows of a prefill chunk that pass the MLP at once
 inline constexpr int64_t kMatmulWorkspace = int64_t{32} << 20;
@@ -83,6 +82,9 @@ struct StepBuffers {
   void* chunk_queries = nullptr;  // 16-bit [rows, q width]
   void* chunk_gate_up = nullptr;  // 16-bit [kMlpRows, 2 * intermediate]
   void* chunk_inner = nullptr;    // 16-bit [kMlpRows, intermediate]
+  // Matrices in tiles, expanded for a layer of a chunk: down, and each of the others in turn.
+  void* expanded = nullptr;
+  void* expanded_down = nullptr;
   float* chunk_cosine = nullptr;  // [rows, half_dim]
   float* chunk_sine = nullptr;
   float* chunk_query = nullptr;               // [q width] of the last row
@@ -95,8 +97,7 @@ struct BufferSizes {
   ModelConfig config;
   KvShape shape;
   CudaLimits limits;
-  StepPlans plans;
-  int32_t num_multiprocessors = 0;
+  DeviceNumbers device;
   bool trained_hashes = false;
 };
 

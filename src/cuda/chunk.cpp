@@ -30,6 +30,17 @@ constexpr int32_t kStoreBlocks = 8;
 
 }  // namespace
 
+WeightView CudaRunner::expanded(const WeightView& weight, void* scratch) {
+  if (weight.blocks == WeightBlocks::kNone) return weight;
+  expand_tiles({weight.blocks, weight.data, scratch, weight.num_rows, weight.num_cols, weight.type},
+               main_.get());
+  WeightView plain = weight;
+  plain.data = static_cast<const std::byte*>(scratch);
+  plain.blocks = WeightBlocks::kNone;
+  plain.tiled = false;
+  return plain;
+}
+
 void CudaRunner::multiply(const WeightView& weight, const void* bias, const void* x, int64_t rows,
                           void* out) {
   MatmulShape shape{rows, weight.num_rows, weight.num_cols};
@@ -117,15 +128,17 @@ void CudaRunner::chunk_attention(int32_t layer, int64_t first, int64_t rows) {
 void CudaRunner::mlp_rows(int32_t layer, int64_t rows) {
   const ModelConfig& c = weights_.config();
   const LayerWeights& w = weights_.layers()[static_cast<size_t>(layer)];
+  const WeightView gate_up = expanded(w.gate_up, buffers_.expanded);
+  const WeightView down = expanded(w.down, buffers_.expanded_down);
   auto* normed = static_cast<std::byte*>(buffers_.chunk_normed);
   for (int64_t at = 0; at < rows; at += kMlpRows) {
     const int64_t here = std::min(kMlpRows, rows - at);
-    multiply(w.gate_up, library_bias(buffers_.gate_up_bias, w.gate_up, layer),
+    multiply(gate_up, library_bias(buffers_.gate_up_bias, w.gate_up, layer),
              normed + at * c.hidden_size * 2, here, buffers_.chunk_gate_up);
     gated_silu_rows(
         {buffers_.chunk_gate_up, buffers_.chunk_inner, here, c.intermediate_size, weights_.type()},
         main_.get());
-    multiply_add(w.down, w.down_bias, buffers_.chunk_inner, here,
+    multiply_add(down, w.down_bias, buffers_.chunk_inner, here,
                  buffers_.chunk_x + at * c.hidden_size);
   }
 }
@@ -148,8 +161,8 @@ void CudaRunner::chunk_layer(SequenceKv& sequence, int32_t layer, int64_t rows, 
   norm.type = weights_.type();
   timed(main_, kCompute, "norm and QKV", layer, [&] {
     add_norm(norm, stream);
-    multiply(w.qkv, library_bias(buffers_.qkv_bias, w.qkv, layer), buffers_.chunk_normed, rows,
-             buffers_.chunk_qkv);
+    multiply(expanded(w.qkv, buffers_.expanded), library_bias(buffers_.qkv_bias, w.qkv, layer),
+             buffers_.chunk_normed, rows, buffers_.chunk_qkv);
   });
 
   stored_[buffer].make_wait(main_);
@@ -222,7 +235,8 @@ void CudaRunner::chunk_layer(SequenceKv& sequence, int32_t layer, int64_t rows, 
   stored_[buffer].record(copy_out_);
 
   timed(main_, kCompute, "output and MLP", layer, [&] {
-    multiply_add(w.output, w.output_bias, buffers_.chunk_normed, rows, buffers_.chunk_x);
+    multiply_add(expanded(w.output, buffers_.expanded), w.output_bias, buffers_.chunk_normed, rows,
+                 buffers_.chunk_x);
     norm.weight = w.mlp_norm;
     add_norm(norm, stream);
     mlp_rows(layer, rows);
@@ -257,6 +271,7 @@ std::span<const float> CudaRunner::prefill(std::span<const int32_t> ids, Sequenc
   begin.rows = rows;
   begin.half_dim = static_cast<int32_t>(c.head_dim / 2);
   begin.type = weights_.type();
+  begin.blocks = weights_.embedding().blocks;
   begin_chunk(begin, main_.get());
 
   load_earlier_rows(sequence, 0);

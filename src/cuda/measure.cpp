@@ -149,23 +149,26 @@ Status Measure::build() {
     }
   }
   uint64_t seed = kSeed;
-  CLO_ASSIGN(Weights weights,
-             Weights::make(c, shape_.type, backend_->arena(),
-                           [&](std::byte* target, DType type, int64_t count, int64_t fan_in) {
-                             if (type != DType::kF32) {
-                               // Variance is kept through the layers.
-                               const float deviation = 1 / std::sqrt(static_cast<float>(fan_in));
-                               kernels::fill_random(type, target, count, deviation, seed++,
-                                                    nullptr);
-                             } else {
-                               kernels::fill_constant_f32(reinterpret_cast<float*>(target), count,
-                                                          1.0f, nullptr);
-                             }
-                           }));
+  Weights::Fill fill;
+  fill.matrix = [&](std::byte* target, const WeightView& m) {
+    // Variance is kept through the layers.
+    const float deviation = 1 / std::sqrt(static_cast<float>(m.num_cols));
+    if (m.tiled) {
+      kernels::fill_random_tiles(m.blocks, target, matrix_bytes(m), deviation, seed++, nullptr);
+    } else {
+      kernels::fill_random(m.type, target, m.num_rows * m.num_cols, deviation, seed++, nullptr);
+    }
+  };
+  fill.vector = [](float* target, int64_t length) {
+    kernels::fill_constant_f32(target, length, 1.0f, nullptr);
+  };
+  CLO_ASSIGN(const WeightPlan plan, plan_weights(c, options_.weights, shape_.type, true));
+  CLO_ASSIGN(Weights weights, Weights::make(c, plan, backend_->arena(), fill));
   CLO_CUDA(cudaDeviceSynchronize());
   weights_ = std::make_unique<Weights>(std::move(weights));
   CudaLimits limits;
   limits.max_batch = options_.batch;
+  limits.tiled_weights = plan.tiled;
   limits.chunk_rows = options_.chunk_rows;
   limits.queue_clusters = options_.queue_clusters;
   limits.fetch_warps = options_.fetch_warps;
@@ -363,8 +366,7 @@ StepFigures Measure::steps(const ForcedReuse& forced, int64_t warm_up, int64_t s
   figures.new_share = share(total.rows_fetched, total.rows_requested);
   figures.weight_bytes = static_cast<double>(
       weights_->bytes() -
-      weights_->embedding().num_rows * weights_->embedding().num_cols *
-          int64_t{weights_->config().tie_word_embeddings ? 0 : dtype_bytes(shape_.type)});
+      (weights_->config().tie_word_embeddings ? 0 : matrix_bytes(weights_->embedding())));
   const double selections = static_cast<double>(total.decisions() - total.hits + total.corrections +
                                                 total.resident_selections) /
                             counted_steps;

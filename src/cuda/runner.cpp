@@ -58,7 +58,6 @@ CudaRunner::CudaRunner(const Weights& weights, KvSystem& system, const CudaLimit
       limits_(limits),
       description_(std::move(description)),
       device_(device_numbers()),
-      plans_(plan_step(weights.config(), device_)),
       main_(kLowPriority),
       refresh_(high_priority()),
       copy_out_(kLowPriority),
@@ -71,12 +70,7 @@ CudaRunner::CudaRunner(const Weights& weights, KvSystem& system, const CudaLimit
 Status CudaRunner::build(Arena& arena) {
   const KvShape& shape = system_.shape;
   const ModelConfig& config = weights_.config();
-  const BufferSizes sizes{config,
-                          shape,
-                          limits_,
-                          plans_,
-                          device_.num_multiprocessors,
-                          !system_.profile.hash_weights.empty()};
+  const BufferSizes sizes{config, shape, limits_, device_, !system_.profile.hash_weights.empty()};
   CLO_TRY(take_buffers(sizes, buffers_, [&](void** target, int64_t num_bytes) -> Status {
     CLO_ASSIGN(std::byte* const block, arena.allocate(num_bytes));
     *target = block;

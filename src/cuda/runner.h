@@ -111,6 +111,8 @@ class CudaRunner final : public Runner {
     timeline_->record(stream, lane, work, layer, launch);
   }
   // out = x weight^T + bias (both of the weights' type), and f32 out += x weight^T + bias (f32).
+  // The matrix in plain elements: itself, or a copy in `scratch` made by the main stream.
+  WeightView expanded(const WeightView& weight, void* scratch);
   void multiply(const WeightView& weight, const void* bias, const void* x, int64_t rows, void* out);
   void multiply_add(const WeightView& weight, const float* bias, const void* x, int64_t rows,
                     float* out);
@@ -135,7 +137,6 @@ class CudaRunner final : public Runner {
   std::string description_;
   std::string attention_kernel_;
   DeviceNumbers device_;
-  StepPlans plans_;
   StepBuffers buffers_;
   kernels::DecodeTables tables_;
   ForcedReuse forced_;

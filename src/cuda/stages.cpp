@@ -13,9 +13,7 @@ std::vector<CudaRunner::StageWork> CudaRunner::stage_work(int32_t rows) {
   const KvShape& shape = system_.shape;
   const LayerWeights& first = weights_.layers().front();
   const auto layers = static_cast<double>(shape.num_layers);
-  const auto matrix = [](const WeightView& w) {
-    return static_cast<double>(w.num_rows * w.num_cols * dtype_bytes(w.type));
-  };
+  const auto matrix = [](const WeightView& w) { return static_cast<double>(matrix_bytes(w)); };
   std::vector<StageWork> work;
   // A product that is not used by anything still runs; a norm without one reads the stream alone.
   const auto every_layer = [&](std::string name, double bytes,

@@ -25,13 +25,29 @@ MatmulShape library_product(const WeightView& weight, int64_t rows) {
 
 }  // namespace
 
-int32_t StepRecorder::product(const WeightView& weight, const SkinnyPlan& plan, const void* x,
-                              float* parts) {
+int32_t StepRecorder::product(const WeightView& weight, const void* x, float* parts,
+                              int32_t max_splits) {
   cudaStream_t stream = runner_.main_.get();
+  const auto plan = [&] {
+    return plan_product(weight.blocks, weight.num_rows, weight.num_cols, runner_.device_,
+                        max_splits);
+  };
+  if (weight.blocks != WeightBlocks::kNone) {
+    const SkinnyPlan cut = plan();
+    // Many rows read the codes again for every 16 of them; plain weights would take more memory
+    // than a step has.
+    for (int32_t first = 0; first < rows_; first += kSkinnyRows) {
+      tiled_linear({weight.blocks, weight.data, x, parts, weight.num_rows, weight.num_cols, first,
+                    std::min(kSkinnyRows, rows_ - first), rows_, weight.type},
+                   cut, stream);
+    }
+    return cut.splits;
+  }
   if (rows_ <= kSkinnyRows) {
+    const SkinnyPlan cut = plan();
     skinny_linear({weight.data, x, parts, weight.num_rows, weight.num_cols, rows_, weight.type},
-                  plan, stream);
-    return plan.splits;
+                  cut, stream);
+    return cut.splits;
   }
   runner_.matmul_->run(library_product(weight, rows_), x, weight.data, nullptr, parts, stream);
   return 1;
@@ -51,6 +67,7 @@ void StepRecorder::begin() {
   params.rows = rows_;
   params.half_dim = static_cast<int32_t>(c.head_dim / 2);
   params.type = runner_.weights_.type();
+  params.blocks = runner_.weights_.embedding().blocks;
   begin_step(params, runner_.main_.get());
 }
 
@@ -91,7 +108,7 @@ void StepRecorder::predict_queries(int32_t layer) {
   query.num_rows = c.num_q_heads * c.head_dim;
   PredictedQueries params;
   params.shape = runner_.system_.shape;
-  params.splits = product(query, runner_.plans_.query, b.predicted_normed, b.predicted_parts);
+  params.splits = product(query, b.predicted_normed, b.predicted_parts);
   params.parts = b.predicted_parts;
   params.bias = next.qkv_bias;
   params.q_norm = next.q_norm;
@@ -110,8 +127,7 @@ void StepRecorder::predict_queries(int32_t layer) {
 }
 
 void StepRecorder::qkv(int32_t layer) {
-  parts_ = product(weights(layer).qkv, runner_.plans_.qkv, runner_.buffers_.normed,
-                   runner_.buffers_.parts);
+  parts_ = product(weights(layer).qkv, runner_.buffers_.normed, runner_.buffers_.parts);
 }
 
 void StepRecorder::rows(int32_t layer) {
@@ -146,15 +162,13 @@ void StepRecorder::attend(int32_t layer) {
 }
 
 void StepRecorder::output(int32_t layer) {
-  parts_ = product(weights(layer).output, runner_.plans_.output, runner_.buffers_.attended,
-                   runner_.buffers_.parts);
+  parts_ = product(weights(layer).output, runner_.buffers_.attended, runner_.buffers_.parts);
   parts_to_add_ = true;
   bias_to_add_ = weights(layer).output_bias;
 }
 
 void StepRecorder::gate_up(int32_t layer) {
-  parts_ = product(weights(layer).gate_up, runner_.plans_.gate_up, runner_.buffers_.normed,
-                   runner_.buffers_.parts);
+  parts_ = product(weights(layer).gate_up, runner_.buffers_.normed, runner_.buffers_.parts);
 }
 
 void StepRecorder::silu(int32_t layer) {
@@ -170,15 +184,15 @@ void StepRecorder::silu(int32_t layer) {
 }
 
 void StepRecorder::down(int32_t layer) {
-  parts_ = product(weights(layer).down, runner_.plans_.down, runner_.buffers_.inner,
-                   runner_.buffers_.parts);
+  parts_ = product(weights(layer).down, runner_.buffers_.inner, runner_.buffers_.parts);
   parts_to_add_ = true;
   bias_to_add_ = weights(layer).down_bias;
 }
 
 void StepRecorder::head() {
-  const int32_t parts = product(runner_.weights_.head(), runner_.plans_.head,
-                                runner_.buffers_.normed, runner_.buffers_.logits);
+  // Logits are read as they are: no parts.
+  const int32_t parts =
+      product(runner_.weights_.head(), runner_.buffers_.normed, runner_.buffers_.logits, 1);
   CLO_CHECK(parts == 1, parts);
 }
 
@@ -215,7 +229,7 @@ void CudaRunner::prepare_products(int32_t rows) {
   WeightView query = w.qkv;
   query.num_rows = weights_.config().num_q_heads * weights_.config().head_dim;
   for (const WeightView& weight : {w.qkv, query, w.output, w.gate_up, w.down, weights_.head()}) {
-    matmul_->prepare(library_product(weight, rows));
+    if (weight.blocks == WeightBlocks::kNone) matmul_->prepare(library_product(weight, rows));
   }
 }
 

@@ -25,10 +25,10 @@ class StepRecorder {
   void sample(const GraphKey& key);
 
  private:
-  // out = x weight^T in parts, by the weight-streaming kernel or, for many rows, by the library.
-  // Returns the number of parts.
-  int32_t product(const WeightView& weight, const kernels::SkinnyPlan& plan, const void* x,
-                  float* parts);
+  // out = x weight^T in parts, by the weight-streaming kernels or, for many rows of plain weights,
+  // by the library. Returns the number of parts.
+  int32_t product(const WeightView& weight, const void* x, float* parts,
+                  int32_t max_splits = kernels::kSkinnyMaxSplits);
   const LayerWeights& weights(int32_t layer) const {
     return runner_.weights_.layers()[static_cast<size_t>(layer)];
   }

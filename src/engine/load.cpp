@@ -200,7 +200,7 @@ Status Engine::Impl::make_runner(const TensorFiles& files) {
     };
   }
   CLO_ASSIGN(const WeightPlan plan, weight_plan(config, options, shape));
-  CLO_ASSIGN(Weights loaded, Weights::load(config, files, plan, *device, upload));
+  CLO_ASSIGN(Weights loaded, Weights::load(config, files, plan, *device, options.threads, upload));
   weights = std::make_unique<Weights>(std::move(loaded));
   if (cuda) {
     CLO_ASSIGN(runner, cuda->make_runner(*weights, *system, cuda_limits(config, options)));

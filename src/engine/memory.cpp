@@ -77,6 +77,8 @@ CudaLimits cuda_limits(const ModelConfig& config, const EngineOptions& options) 
   limits.max_batch = options.max_batch;
   limits.max_context_tokens = max_context_tokens(config, options);
   limits.chunk_rows = std::min<int64_t>(options.prefill_chunk, limits.max_context_tokens);
+  const auto plan = weight_plan(config, options, kv_shape(config, options));
+  limits.tiled_weights = plan && plan->tiled;
   return limits;
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <memory>
 #include <thread>
 #include <utility>
 
@@ -13,34 +14,47 @@ namespace clo {
 
 namespace {
 
+// Rows that are packed together.
+int64_t group_rows(const WeightView& matrix) { return matrix.tiled ? kTileOutputs : kGroupRows; }
+
+// Memory for a matrix of several parts, the index-th of the plan.
+Result<WeightView> take_matrix(const std::vector<std::pair<std::string, int64_t>>& parts,
+                               int64_t cols, const WeightPlan& plan, size_t index, Arena& arena) {
+  WeightView view;
+  view.type = plan.type;
+  view.blocks = plan.blocks.empty() ? WeightBlocks::kNone : plan.blocks[index];
+  view.tiled = plan.tiled && view.blocks != WeightBlocks::kNone;
+  view.num_cols = cols;
+  for (const auto& [name, rows] : parts) view.num_rows += rows;
+  CLO_ASSIGN(view.data, arena.allocate(matrix_bytes(view)));
+  return view;
+}
+
 // Reads tensors into the arena.
 class Loader {
  public:
-  Loader(const TensorFiles& files, const WeightPlan& plan, Arena& arena, const WeightUpload& upload)
-      : files_(files), plan_(plan), arena_(arena), upload_(upload) {}
+  Loader(const TensorFiles& files, const WeightPlan& plan, Arena& arena, int num_threads,
+         const WeightUpload& upload)
+      : files_(files), plan_(plan), arena_(arena), num_threads_(num_threads), upload_(upload) {}
 
   // Stacks matrices of `cols` columns, given as (name, rows), into one.
   Result<WeightView> matrix(const std::vector<std::pair<std::string, int64_t>>& parts,
                             int64_t cols) {
-    WeightView view;
-    view.type = plan_.type;
-    view.blocks = plan_.blocks.empty() ? WeightBlocks::kNone : plan_.blocks[next_matrix_++];
-    view.num_cols = cols;
-    for (const auto& [name, rows] : parts) view.num_rows += rows;
-    CLO_ASSIGN(std::byte * at,
-               arena_.allocate(weight_bytes(view.blocks, view.type, view.num_rows, cols)));
-    view.data = at;
+    CLO_ASSIGN(const WeightView view, take_matrix(parts, cols, plan_, next_matrix_++, arena_));
+    auto* at = const_cast<std::byte*>(view.data);
     for (const auto& [name, rows] : parts) {
       const int64_t shape[] = {rows, cols};
+      WeightView part = view;
+      part.num_rows = rows;
       if (view.blocks != WeightBlocks::kNone) {
-        // Groups of eight rows are of one tensor.
-        CLO_CHECK(rows % kGroupRows == 0 || name == parts.back().first, rows);
-        CLO_TRY(put_blocks(at, name, shape, view.blocks));
+        // Groups of rows are of one tensor.
+        CLO_CHECK(rows % group_rows(view) == 0 || name == parts.back().first, rows);
+        CLO_TRY(put_blocks(at, name, part));
       } else {
         CLO_ASSIGN(const TensorView tensor, files_.require(name, shape));
         put(at, tensor, view.type);
       }
-      at += weight_bytes(view.blocks, view.type, rows, cols);
+      at += matrix_bytes(part);
     }
     return view;
   }
@@ -64,48 +78,59 @@ class Loader {
   // Elements converted at a time: both buffers stay in the cache.
   static constexpr int64_t kPiece = int64_t{1} << 16;
 
-  // A part of a matrix in blocks, written where it will lie: only the CPU computes with these.
-  // Whole groups of eight rows, but for the last part's end; they are shared among threads, since
-  // all of a file's numbers are touched here.
-  Status put_blocks(std::byte* target, const std::string& name, std::span<const int64_t> shape,
-                    WeightBlocks blocks) {
-    const int64_t rows = shape[0], cols = shape[1];
+  // A part of a matrix in blocks. Whole groups of rows, but for the last part's end; they are
+  // shared among threads, since all of a file's numbers are touched here. Packed where they will
+  // lie, or, for a device, on the way.
+  Status put_blocks(std::byte* target, const std::string& name, const WeightView& part) {
+    const int64_t shape[] = {part.num_rows, part.num_cols};
+    const int64_t rows = part.num_rows, cols = part.num_cols, together = group_rows(part);
     CLO_TRY(files_.check(name, shape));
     BlockRow first;
-    const bool as_they_lie = files_.block_row(name, 0, blocks, first);
+    const bool as_they_lie = files_.block_row(name, 0, part.blocks, first);
     TensorView tensor;
     if (!as_they_lie) {
       CLO_ASSIGN(tensor, files_.require(name, shape));
     }
-    const int64_t groups = divide_up(rows, kGroupRows);
-    const int64_t group_bytes = cols / kBlockInputs * block_group_bytes(blocks);
+    std::unique_ptr<std::byte[]> on_the_way;
+    std::byte* packed = target;
+    if (part.tiled) {
+      on_the_way =
+          std::make_unique_for_overwrite<std::byte[]>(static_cast<size_t>(matrix_bytes(part)));
+      packed = on_the_way.get();
+    }
+    const int64_t groups = divide_up(rows, together);
+    const int64_t group_bytes = matrix_bytes(part) / groups;
     std::atomic<int64_t> next{0};
     const auto work = [&] {
-      std::vector<BlockRow> of_group(kGroupRows);
+      std::vector<BlockRow> of_group(static_cast<size_t>(together));
       std::vector<float> numbers(static_cast<size_t>(cols));
       for (BlockRow& row : of_group) row.resize(cols);
       for (int64_t group = next++; group < groups; group = next++) {
-        for (int64_t i = 0; i < kGroupRows; ++i) {
+        for (int64_t i = 0; i < together; ++i) {
           BlockRow& target_row = of_group[static_cast<size_t>(i)];
-          const int64_t row = group * kGroupRows + i;
+          const int64_t row = group * together + i;
           if (row >= rows) {
             target_row.clear();
           } else if (as_they_lie) {
-            (void)files_.block_row(name, row, blocks, target_row);
+            (void)files_.block_row(name, row, part.blocks, target_row);
           } else {
             convert_to_f32(tensor.type, tensor.bytes + row * cols * dtype_bytes(tensor.type),
                            numbers.data(), cols);
-            quantize_row(blocks, numbers.data(), cols, target_row);
+            quantize_row(part.blocks, numbers.data(), cols, target_row);
           }
         }
-        pack_rows(blocks, of_group.data(), cols, target + group * group_bytes);
+        std::byte* const at = packed + group * group_bytes;
+        part.tiled ? pack_tiles(part.blocks, of_group.data(), cols, at)
+                   : pack_rows(part.blocks, of_group.data(), cols, at);
       }
     };
-    constexpr int64_t kWorthAThread = 64;  // groups
-    const auto most = static_cast<int64_t>(std::max(1u, std::thread::hardware_concurrency()));
+    constexpr int64_t kWorthAThread = 32;  // groups
     std::vector<std::jthread> others;
-    for (int64_t t = 1; t < std::min(most, groups / kWorthAThread); ++t) others.emplace_back(work);
+    const auto threads = std::min<int64_t>(num_threads_, groups / kWorthAThread);
+    for (int64_t t = 1; t < threads; ++t) others.emplace_back(work);
     work();
+    others.clear();  // joins
+    if (part.tiled) upload_(target, packed, matrix_bytes(part));
     return Ok{};
   }
 
@@ -130,6 +155,7 @@ class Loader {
   const WeightPlan& plan_;
   size_t next_matrix_ = 0;
   Arena& arena_;
+  int num_threads_;
   const WeightUpload& upload_;
   std::vector<float> floats_;
   std::vector<std::byte> converted_;
@@ -137,26 +163,22 @@ class Loader {
 
 // Makes tensors of the same shapes from nothing.
 struct Maker {
-  DType type;
+  const WeightPlan& plan;
   Arena& arena;
   const Weights::Fill& fill;
+  size_t next_matrix = 0;
 
   Result<WeightView> matrix(const std::vector<std::pair<std::string, int64_t>>& parts,
                             int64_t cols) {
-    WeightView view;
-    view.type = type;
-    view.num_cols = cols;
-    for (const auto& [name, rows] : parts) view.num_rows += rows;
-    CLO_ASSIGN(std::byte* const at, arena.allocate(view.num_rows * cols * dtype_bytes(type)));
-    fill(at, type, view.num_rows * cols, cols);
-    view.data = at;
+    CLO_ASSIGN(const WeightView view, take_matrix(parts, cols, plan, next_matrix++, arena));
+    fill.matrix(const_cast<std::byte*>(view.data), view);
     return view;
   }
   Result<const float*> vector(const std::vector<std::pair<std::string, int64_t>>& parts) {
     int64_t length = 0;
     for (const auto& [name, count] : parts) length += count;
     CLO_ASSIGN(std::byte* const at, arena.allocate(length * int64_t{sizeof(float)}));
-    fill(at, DType::kF32, length, 0);
+    fill.vector(reinterpret_cast<float*>(at), length);
     return reinterpret_cast<const float*>(at);
   }
 };
@@ -221,7 +243,7 @@ std::vector<std::pair<std::string, Shape>> expected_tensors(const ModelConfig& c
 }
 
 Result<WeightPlan> plan_weights(const ModelConfig& c, WeightStorage storage, DType type,
-                                bool one_type) {
+                                bool on_gpu) {
   WeightPlan plan;
   plan.type = type;
   if (storage == WeightStorage::kF32) plan.type = DType::kF32;
@@ -229,16 +251,18 @@ Result<WeightPlan> plan_weights(const ModelConfig& c, WeightStorage storage, DTy
   if (storage == WeightStorage::kF16) plan.type = DType::kF16;
   const bool in_blocks = storage == WeightStorage::kInt8 || storage == WeightStorage::kQ4;
   const std::string name = "--weights " + std::string(storage_name(storage));
-  if (one_type && (in_blocks || plan.type != type)) {
+  if (on_gpu && plan.type != type) {
     return Error{ErrorCode::kUnsupported,
-                 "this backend computes with weights in " + std::string(dtype_name(type)) +
-                     " alone; leave the flag out, or use --backend cpu",
+                 "a GPU's plain weights are of the KV rows' type, " +
+                     std::string(dtype_name(type)) +
+                     "; say --dtype instead, leave the flag out, or use --backend cpu",
                  name};
   }
   const Sizes s = sizes_of(c);
-  // Gate and up lie one after the other in groups of eight rows.
-  const bool groups_fit = s.inner % kGroupRows == 0;
-  if (storage == WeightStorage::kAuto && !one_type && groups_fit) plan.blocks = c.file_blocks;
+  // Gate and up lie one after the other in groups of rows.
+  const bool groups_fit = s.inner % (on_gpu ? kTileOutputs : kGroupRows) == 0;
+  if (storage == WeightStorage::kAuto && groups_fit) plan.blocks = c.file_blocks;
+  plan.tiled = on_gpu && (in_blocks || !plan.blocks.empty());
   if (!in_blocks) return plan;
   for (const int64_t extent : {s.hidden, s.q, s.inner}) {
     if (extent % kBlockInputs == 0) continue;
@@ -271,13 +295,20 @@ Status check_tensors(const ModelConfig& config, const TensorFiles& files) {
   return Ok{};
 }
 
+int64_t matrix_bytes(const WeightView& m) {
+  return m.tiled ? tiled_bytes(m.blocks, m.num_rows, m.num_cols)
+                 : weight_bytes(m.blocks, m.type, m.num_rows, m.num_cols);
+}
+
 int64_t Weights::required_bytes(const ModelConfig& c, const WeightPlan& plan) {
   const Sizes s = sizes_of(c);
   int64_t total = 0;
   size_t next = 0;
   const auto matrix = [&](int64_t rows, int64_t cols) {
     const WeightBlocks blocks = plan.blocks.empty() ? WeightBlocks::kNone : plan.blocks[next++];
-    total += round_up(weight_bytes(blocks, plan.type, rows, cols), Arena::kAlignment);
+    const bool tiled = plan.tiled && blocks != WeightBlocks::kNone;
+    total +=
+        round_up(matrix_bytes({nullptr, plan.type, rows, cols, blocks, tiled}), Arena::kAlignment);
   };
   const auto vector = [&](int64_t length) {
     total += round_up(length * int64_t{sizeof(float)}, Arena::kAlignment);
@@ -354,21 +385,22 @@ Status Weights::take_all(Source& source) {
 }
 
 Result<Weights> Weights::load(const ModelConfig& config, const TensorFiles& files,
-                              const WeightPlan& plan, Arena& arena, const WeightUpload& upload) {
+                              const WeightPlan& plan, Arena& arena, int num_threads,
+                              const WeightUpload& upload) {
   CLO_TRY(check_tensors(config, files));  // before gigabytes are copied
   const int64_t before = arena.used_bytes();
   Weights w(config, plan.type);
-  Loader loader(files, plan, arena, upload);
+  Loader loader(files, plan, arena, num_threads, upload);
   CLO_TRY(w.take_all(loader));
   w.bytes_ = arena.used_bytes() - before;
   return w;
 }
 
-Result<Weights> Weights::make(const ModelConfig& config, DType type, Arena& arena,
+Result<Weights> Weights::make(const ModelConfig& config, const WeightPlan& plan, Arena& arena,
                               const Fill& fill) {
   const int64_t before = arena.used_bytes();
-  Weights w(config, type);
-  Maker maker{type, arena, fill};
+  Weights w(config, plan.type);
+  Maker maker{plan, arena, fill};
   CLO_TRY(w.take_all(maker));
   w.bytes_ = arena.used_bytes() - before;
   return w;

@@ -13,6 +13,7 @@
 #include "io/tensor_files.h"
 #include "ops/params.h"
 #include "tensor/arena.h"
+#include "tensor/weight_tiles.h"
 
 namespace clo {
 
@@ -41,15 +42,19 @@ inline void copy_weights(std::byte* target, const void* source, int64_t num_byte
 struct WeightPlan {
   DType type = DType::kBF16;         // of matrices that are not in blocks
   std::vector<WeightBlocks> blocks;  // in the order of ModelConfig::file_blocks; empty: none
+  bool tiled = false;                // blocks in a GPU's tiles (tensor/weight_tiles.h)
 
   bool operator==(const WeightPlan&) const = default;
 };
 // auto: blocks where the file has them, `type` elsewhere. int8 and q4: every matrix, but with q4
-// the embedding and the head, which everything depends on, in int8. `one_type`: the backend
-// computes with matrices of `type` alone. Fails: kUnsupported for what such a backend does not
-// take, and for int8 and q4 when a matrix has rows that are not whole blocks.
+// the embedding and the head, which everything depends on, in int8. `on_gpu`: plain matrices are of
+// `type` alone, blocks in tiles. Fails: kUnsupported for another plain type there, and for int8 and
+// q4 when a matrix has rows that are not whole blocks.
 Result<WeightPlan> plan_weights(const ModelConfig& config, WeightStorage storage, DType type,
-                                bool one_type);
+                                bool on_gpu);
+
+// Bytes of a matrix as it lies in memory.
+int64_t matrix_bytes(const WeightView& matrix);
 
 // Every tensor that a model of this config must have, with its shape.
 std::vector<std::pair<std::string, Shape>> expected_tensors(const ModelConfig& config);
@@ -63,16 +68,20 @@ class Weights {
   // Bytes that load() will take from the arena.
   static int64_t required_bytes(const ModelConfig& config, const WeightPlan& plan);
 
-  // Copies every tensor into `arena`, converting as planned (norms and biases to f32).
+  // Copies every tensor into `arena`, converting as planned (norms and biases to f32); blocks are
+  // packed by num_threads.
   // Fails: kBadFile for a missing tensor or one whose shape disagrees with the config, kUnsupported
   // for its type, kDeviceMemory when the arena is too small.
   static Result<Weights> load(const ModelConfig& config, const TensorFiles& files,
-                              const WeightPlan& plan, Arena& arena,
+                              const WeightPlan& plan, Arena& arena, int num_threads,
                               const WeightUpload& upload = copy_weights);
-  // Takes the same blocks without files, for measurements of a shape: `fill(target, type, count,
-  // fan_in)` writes each tensor (fan_in 0: a norm's weights). Fails: kDeviceMemory.
-  using Fill = std::function<void(std::byte* target, DType type, int64_t count, int64_t fan_in)>;
-  static Result<Weights> make(const ModelConfig& config, DType type, Arena& arena,
+  // Takes the same memory without files, for measurements of a shape: `fill` writes each matrix and
+  // each vector (norms and biases: f32 [length]). Fails: kDeviceMemory.
+  struct Fill {
+    std::function<void(std::byte* target, const WeightView& matrix)> matrix;
+    std::function<void(float* target, int64_t length)> vector;
+  };
+  static Result<Weights> make(const ModelConfig& config, const WeightPlan& plan, Arena& arena,
                               const Fill& fill);
 
   const ModelConfig& config() const { return config_; }

@@ -14,8 +14,9 @@ struct WeightView {
   DType type = DType::kBF16;
   int64_t num_rows = 0;  // output features
   int64_t num_cols = 0;  // input features
-  // Not kNone: the data lies in blocks, whatever `type` says. The CPU backend alone.
+  // Not kNone: the data lies in blocks, whatever `type` says; `tiled`: in the tiles of a GPU.
   WeightBlocks blocks = WeightBlocks::kNone;
+  bool tiled = false;
 };
 
 struct EmbedParams {

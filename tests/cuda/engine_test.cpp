@@ -338,6 +338,56 @@ TEST_F(GpuEngine, HalfPrecisionFilesStayAsTheyAre) {
   EXPECT_GT(offloaded.response.report.total.rows_fetched, 0);
 }
 
+// Weights in blocks: prefill expands them, decode multiplies codes. The CPU has the same numbers
+// and rounds its activations to 8 bits, which costs less than bf16 does between products.
+TEST_F(GpuEngine, WeightsInBlocksGiveTheCpusLogits) {
+  for (const RandomModel& model : kRandomModels) {
+    for (const WeightStorage weights : {WeightStorage::kInt8, WeightStorage::kQ4}) {
+      SCOPED_TRACE(testing::Message()
+                   << model.name << (weights == WeightStorage::kQ4 ? " q4" : ""));
+      const RandomModelDir dir(model);
+      EngineOptions options = options_for(dir.path(), Backend::kCpu);
+      options.weights = weights;
+      const auto cpu = load_engine(options);
+      options.backend = Backend::kCuda;
+      const auto gpu = load_engine(options);
+      options.weights = WeightStorage::kAuto;
+      const auto plain = load_engine(options);
+      ASSERT_TRUE(cpu && gpu && plain);
+      const auto prompt = random_ids(600, cpu->vocab_size(), 80);
+      const auto forced = random_ids(100, cpu->vocab_size(), 81);
+      const ForcedRun a = forced_run(*cpu, prompt, forced, *preset("dense"));
+      const ForcedRun b = forced_run(*gpu, prompt, forced, *preset("dense"));
+      const Agreement agreement = compare(a, b);
+      EXPECT_LT(agreement.worst_cosine, kLogitBound);
+      // And they are other numbers than the files': the codes are what was multiplied.
+      const ForcedRun c = forced_run(*plain, prompt, forced, *preset("dense"));
+      EXPECT_GT(compare(c, b).worst_cosine, agreement.worst_cosine);
+      std::printf("%s %s: worst 1 - cosine %.2e, to plain weights %.2e\n", model.name,
+                  weights == WeightStorage::kQ4 ? "q4" : "int8", agreement.worst_cosine,
+                  compare(c, b).worst_cosine);
+    }
+  }
+}
+
+// More sequences than one pass over the codes serves.
+TEST_F(GpuEngine, ManySequencesWithWeightsInBlocks) {
+  EngineOptions options = options_for(kRecall, Backend::kCuda);
+  options.weights = WeightStorage::kInt8;
+  options.max_batch = 20;
+  options.max_context_tokens = 512;
+  const auto gpu = load_engine(options);
+  ASSERT_TRUE(gpu);
+  const auto prompt = random_ids(200, gpu->vocab_size(), 82);
+  const auto alone = answer_of(*gpu, ids_request(prompt, 30, *preset("dense"))).tokens;
+  std::vector<RequestId> ids;
+  for (int i = 0; i < 20; ++i)
+    ids.push_back(*gpu->submit(ids_request(prompt, 30, *preset("dense"))));
+  while (gpu->step()) {
+  }
+  for (const RequestId id : ids) EXPECT_EQ(gpu->take(id)->tokens, alone);
+}
+
 // Requests that join take persistent heads from one that has filled the budget with them: its
 // logits stay dense's (its sets cover the context), and steps launched ahead see no stale table.
 TEST_F(GpuEngine, PersistentHeadsGiveWayToOtherRequests) {

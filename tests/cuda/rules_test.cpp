@@ -56,12 +56,20 @@ TEST(RefreshClusters, LeaveRoomForTheLayers) {
 
 TEST(StepPlans, FillTheDeviceForPublishedShapes) {
   for (const std::string& name : shape_names()) {
-    const ModelConfig config = model_shape(name).value();
-    const StepPlans plans = plan_step(config, {});
-    EXPECT_EQ(plans.head.splits, 1) << name;
-    for (const kernels::SkinnyPlan& plan :
-         {plans.qkv, plans.query, plans.output, plans.gate_up, plans.down}) {
-      EXPECT_LE(plan.splits, 8) << name << " " << kernels::describe(plan);
+    const ModelConfig c = model_shape(name).value();
+    const int64_t q = c.num_q_heads * c.head_dim, kv = c.num_kv_heads * c.head_dim;
+    for (const WeightBlocks blocks :
+         {WeightBlocks::kNone, WeightBlocks::kInt8, WeightBlocks::kQ4}) {
+      EXPECT_EQ(plan_product(blocks, c.vocab_size, c.hidden_size, {}, 1).splits, 1) << name;
+      for (const auto& [outputs, inputs] : {std::pair(q + 2 * kv, c.hidden_size),
+                                            {q, c.hidden_size},
+                                            {c.hidden_size, q},
+                                            {2 * c.intermediate_size, c.hidden_size},
+                                            {c.hidden_size, c.intermediate_size}}) {
+        const kernels::SkinnyPlan plan = plan_product(blocks, outputs, inputs, {});
+        EXPECT_LE(plan.splits, 8) << name << " " << kernels::describe(plan);
+        EXPECT_GE(plan.grid, 132 * 7 / 10) << name << " " << kernels::describe(plan);
+      }
     }
   }
 }

@@ -21,16 +21,15 @@ using Blocks = std::vector<WeightBlocks>;
 constexpr WeightBlocks kNone = WeightBlocks::kNone, kInt8 = WeightBlocks::kInt8,
                        kQ4 = WeightBlocks::kQ4;
 
-TEST(WeightPlan, ABackendOfOneTypeRefusesTheOthersByName) {
+TEST(WeightPlan, AGpuRefusesOtherPlainTypesByName) {
   const ModelConfig config = config_of(96);
-  for (const auto& [storage, name] : {std::pair{WeightStorage::kF32, "--weights f32"},
-                                      {WeightStorage::kInt8, "--weights int8"},
-                                      {WeightStorage::kQ4, "--weights q4"}}) {
+  for (const auto& [storage, name] :
+       {std::pair{WeightStorage::kF32, "--weights f32"}, {WeightStorage::kF16, "--weights f16"}}) {
     const auto plan = plan_weights(config, storage, DType::kBF16, true);
     ASSERT_FALSE(plan) << name;
     EXPECT_EQ(plan.error().code, ErrorCode::kUnsupported);
     EXPECT_NE(plan.error().to_string().find(name), std::string::npos);
-    EXPECT_NE(plan.error().to_string().find("bf16 alone"), std::string::npos);
+    EXPECT_NE(plan.error().to_string().find("type, bf16"), std::string::npos);
   }
   for (const WeightStorage storage : {WeightStorage::kAuto, WeightStorage::kBF16}) {
     const auto plan = plan_weights(config, storage, DType::kBF16, true);
@@ -44,10 +43,16 @@ TEST(WeightPlan, AutoTakesTheFilesBlocksWhereTheyCanBeComputedWith) {
   config.file_blocks = {kInt8, kInt8, kQ4, kNone, kQ4, kInt8};
   EXPECT_EQ(plan_weights(config, WeightStorage::kAuto, DType::kBF16, false)->blocks,
             config.file_blocks);
-  EXPECT_EQ(plan_weights(config, WeightStorage::kAuto, DType::kBF16, true)->blocks, Blocks{});
+  const auto on_gpu = plan_weights(config, WeightStorage::kAuto, DType::kBF16, true);
+  EXPECT_EQ(on_gpu->blocks, config.file_blocks);
+  EXPECT_TRUE(on_gpu->tiled);
   EXPECT_EQ(plan_weights(config, WeightStorage::kF32, DType::kBF16, false)->type, DType::kF32);
   EXPECT_EQ(plan_weights(config, WeightStorage::kF32, DType::kBF16, false)->blocks, Blocks{});
-  // Up would begin inside a group of eight rows.
+  // Up would begin inside a tile of sixteen rows, or inside a group of eight.
+  config.intermediate_size = 104;
+  EXPECT_EQ(plan_weights(config, WeightStorage::kAuto, DType::kBF16, false)->blocks,
+            config.file_blocks);
+  EXPECT_EQ(plan_weights(config, WeightStorage::kAuto, DType::kBF16, true)->blocks, Blocks{});
   config.intermediate_size = 100;
   EXPECT_EQ(plan_weights(config, WeightStorage::kAuto, DType::kBF16, false)->blocks, Blocks{});
 }

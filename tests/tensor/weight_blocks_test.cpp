@@ -7,6 +7,8 @@
 #include <cmath>
 #include <random>
 
+#include "tensor/weight_tiles.h"
+
 namespace clo {
 namespace {
 
@@ -54,6 +56,35 @@ TEST(WeightBlocks, WhatIsPackedComesBack) {
       }
     }
   }
+}
+
+// What a GPU reads: every place of a tile once, and the same numbers.
+TEST(WeightTiles, WhatIsPackedComesBack) {
+  for (const WeightBlocks blocks : {WeightBlocks::kInt8, WeightBlocks::kQ4}) {
+    for (const int64_t cols : {32, 64, 96, 288}) {
+      std::vector<BlockRow> rows(kTileOutputs);
+      const std::vector<float> values = normals(kTileOutputs * cols, 3);
+      for (int64_t r = 0; r < kTileOutputs; ++r) {
+        quantize_row(blocks, values.data() + r * cols, cols, rows[static_cast<size_t>(r)]);
+      }
+      const auto bytes = static_cast<size_t>(tiled_bytes(blocks, 2 * kTileOutputs, cols));
+      std::vector<std::byte> matrix(bytes, std::byte{0xFF});
+      for (const size_t half : {size_t{0}, bytes / 2}) {
+        pack_tiles(blocks, rows.data(), cols, matrix.data() + half);
+      }
+      std::vector<float> row(static_cast<size_t>(cols));
+      for (int64_t r = 0; r < 2 * kTileOutputs; ++r) {
+        unpack_tiled_row(blocks, matrix.data(), cols, r, row.data());
+        for (int64_t i = 0; i < cols; ++i) {
+          ASSERT_EQ(row[static_cast<size_t>(i)],
+                    number(rows[static_cast<size_t>(r % kTileOutputs)], i))
+              << weight_blocks_name(blocks) << " row " << r << " column " << i;
+        }
+      }
+    }
+  }
+  EXPECT_EQ(tiled_bytes(WeightBlocks::kInt8, 17, 33), 2 * 2 * 544);
+  EXPECT_EQ(tiled_bytes(WeightBlocks::kQ4, 16, 65), 2 * 640);
 }
 
 TEST(WeightBlocks, CodesAreTheNearest) {

@@ -36,6 +36,23 @@ __global__ void fill_elements(uint16_t* target, int64_t count, float deviation, 
   }
 }
 
+// In pieces of four bytes, which no part of a tile shares with another.
+__global__ void fill_tiles(WeightBlocks blocks, uint32_t* target, int64_t count, float deviation,
+                           uint64_t seed) {
+  wait_for_predecessor();
+  // Codes are uniform: signed bytes, or nibbles around 7.5.
+  const bool bytes = blocks == WeightBlocks::kInt8;
+  const float scale = deviation / (bytes ? 73.9f : 4.61f), minimum = bytes ? scale : -7.5f * scale;
+  const auto pair = [](float value) { return static_cast<uint32_t>(F16::bits(value)) * 0x10001u; };
+  const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
+  for (int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x; i < count;
+       i += step) {
+    const auto in_tile = static_cast<int>(i % (tile_bytes(blocks) / 4)) - kTileCodeBytes / 4;
+    target[i] = in_tile < 0 ? static_cast<uint32_t>(mix(seed + static_cast<uint64_t>(i)))
+                            : pair(in_tile % 2 == 0 ? scale : minimum);
+  }
+}
+
 __global__ void fill_f32(float* target, int64_t count, float deviation, float constant,
                          uint64_t seed) {
   wait_for_predecessor();
@@ -141,6 +158,13 @@ void fill_random(DType type, void* target, int64_t count, float deviation, uint6
     launch(fill_elements<Element>, kBlocks, kThreads, 0, stream, static_cast<uint16_t*>(target),
            count, deviation, seed);
   });
+}
+
+void fill_random_tiles(WeightBlocks blocks, std::byte* target, int64_t num_bytes, float deviation,
+                       uint64_t seed, cudaStream_t stream) {
+  CLO_CHECK(num_bytes % tile_bytes(blocks) == 0, num_bytes);
+  launch(fill_tiles, kBlocks, kThreads, 0, stream, blocks, reinterpret_cast<uint32_t*>(target),
+         num_bytes / 4, deviation, seed);
 }
 
 void fill_random_f32(float* target, int64_t count, float deviation, uint64_t seed,

@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "ops/kv_layout.h"
+#include "tensor/weight_tiles.h"
 
 namespace clo::kernels {
 
@@ -15,6 +16,9 @@ namespace clo::kernels {
 // index.
 void fill_random(DType type, void* target, int64_t count, float deviation, uint64_t seed,
                  cudaStream_t stream);
+// A matrix in tiles [num_bytes]: random codes, every scale and minimum the same.
+void fill_random_tiles(WeightBlocks blocks, std::byte* target, int64_t num_bytes, float deviation,
+                       uint64_t seed, cudaStream_t stream);
 void fill_random_f32(float* target, int64_t count, float deviation, uint64_t seed,
                      cudaStream_t stream);
 void fill_constant_f32(float* target, int64_t count, float value, cudaStream_t stream);

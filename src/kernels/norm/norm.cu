@@ -160,7 +160,8 @@ constexpr int kBeginThreads = 256;
 
 // What begin_step and begin_chunk share: where a row's token and position lead.
 struct Begin {
-  const uint16_t* table;
+  const void* table;  // [vocab_size, width], or its tiles
+  WeightBlocks blocks;
   const float* inverse_frequencies;
   float* x;
   float* cosine;
@@ -170,18 +171,46 @@ struct Begin {
   int32_t half_dim;
 };
 
+__device__ __forceinline__ float half_at(const std::byte* at) {
+  return __half2float(*reinterpret_cast<const __half*>(at));
+}
+
+// One number of a matrix in tiles.
+__device__ __forceinline__ float tiled_value(const Begin& b, int64_t row, int64_t column) {
+  const int width = tile_inputs(b.blocks);
+  const auto* tile = static_cast<const std::byte*>(b.table) +
+                     (row / kTileOutputs * tiles_across(b.blocks, b.width) + column / width) *
+                         tile_bytes(b.blocks);
+  const TilePlace place =
+      tile_place(b.blocks, static_cast<int>(row % kTileOutputs), static_cast<int>(column % width));
+  const auto code = static_cast<uint8_t>(tile[place.byte]);
+  const float scale = half_at(tile + place.scale);
+  if (b.blocks == WeightBlocks::kInt8) {
+    return __fmul_rn(scale, static_cast<float>(static_cast<int8_t>(code)));
+  }
+  return __fadd_rn(__fmul_rn(scale, static_cast<float>(code >> place.shift & 15)),
+                   half_at(tile + place.minimum));
+}
+
 // token < 0: no sequence, zeros.
 template <typename Element>
 __device__ __forceinline__ void begin_row(const Begin& b, int64_t row, int64_t token,
                                           int64_t position) {
-  for (int64_t i = threadIdx.x * 8; i < b.width; i += kBeginThreads * 8) {
-    const uint4 e =
-        token < 0 ? uint4{} : *reinterpret_cast<const uint4*>(b.table + token * b.width + i);
-    const float2 v[4] = {Element::unpack(e.x), Element::unpack(e.y), Element::unpack(e.z),
-                         Element::unpack(e.w)};
-    auto* const out = reinterpret_cast<float4*>(b.x + row * b.width + i);
-    out[0] = {v[0].x, v[0].y, v[1].x, v[1].y};
-    out[1] = {v[2].x, v[2].y, v[3].x, v[3].y};
+  if (b.blocks != WeightBlocks::kNone) {
+    for (int64_t i = threadIdx.x; i < b.width; i += kBeginThreads) {
+      b.x[row * b.width + i] = token < 0 ? 0.0f : tiled_value(b, token, i);
+    }
+  } else {
+    const auto* table = static_cast<const uint16_t*>(b.table);
+    for (int64_t i = threadIdx.x * 8; i < b.width; i += kBeginThreads * 8) {
+      const uint4 e =
+          token < 0 ? uint4{} : *reinterpret_cast<const uint4*>(table + token * b.width + i);
+      const float2 v[4] = {Element::unpack(e.x), Element::unpack(e.y), Element::unpack(e.z),
+                           Element::unpack(e.w)};
+      auto* const out = reinterpret_cast<float4*>(b.x + row * b.width + i);
+      out[0] = {v[0].x, v[0].y, v[1].x, v[1].y};
+      out[1] = {v[2].x, v[2].y, v[3].x, v[3].y};
+    }
   }
   for (int32_t i = threadIdx.x; i < b.half_dim; i += kBeginThreads) {
     float cosine = 0, sine = 0;
@@ -245,7 +274,9 @@ void launch_add_norm(const AddNorm& params, int threads, cudaStream_t stream) {
 
 Begin make_begin(const auto& params) {
   CLO_CHECK(params.width >= 8 && params.width % 8 == 0, params.width);
-  return {.table = static_cast<const uint16_t*>(params.table),
+  CLO_CHECK(params.blocks == WeightBlocks::kNone || params.width % kBlockInputs == 0, params.width);
+  return {.table = params.table,
+          .blocks = params.blocks,
           .inverse_frequencies = params.inverse_frequencies,
           .x = params.x,
           .cosine = params.cosine,

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "kernels/decode_tables.h"
+#include "tensor/weight_tiles.h"
 
 namespace clo::kernels {
 
@@ -50,7 +51,7 @@ void gated_silu_rows(const GatedSiluRows& params, cudaStream_t stream);
 // Rows without a sequence get zeros. The first kernel of a decode graph.
 struct BeginStep {
   DecodeTables tables;
-  const void* table = nullptr;                 // [vocab_size, width]
+  const void* table = nullptr;                 // [vocab_size, width], or its tiles
   const float* inverse_frequencies = nullptr;  // [half_dim]
   float* x = nullptr;                          // [rows, width]
   float* cosine = nullptr;                     // [rows, half_dim]
@@ -60,6 +61,7 @@ struct BeginStep {
   int32_t rows = 0;
   int32_t half_dim = 0;
   DType type = DType::kBF16;
+  WeightBlocks blocks = WeightBlocks::kNone;  // of the table: tensor/weight_tiles.h
 };
 void begin_step(const BeginStep& params, cudaStream_t stream);
 
@@ -77,6 +79,7 @@ struct BeginChunk {
   int64_t rows = 0;
   int32_t half_dim = 0;
   DType type = DType::kBF16;
+  WeightBlocks blocks = WeightBlocks::kNone;  // of the table: tensor/weight_tiles.h
 };
 void begin_chunk(const BeginChunk& params, cudaStream_t stream);
 
