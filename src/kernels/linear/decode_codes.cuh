@@ -1,6 +1,6 @@
 #pragma once
 // Codes of weights to pairs of 16-bit elements, exactly, a few bit operations a pair: a code is put
-// into the mantissa of a number whose last place is 1, and that number is taken off.
+// into the mantissa of a number whose last place is 1; of bytes that number is taken off at once.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -22,6 +22,13 @@ __device__ __forceinline__ uint32_t subtract_pair(F16, uint32_t a, uint32_t b) {
   return *reinterpret_cast<const uint32_t*>(&d);
 }
 
+// (a & mask) | base in one instruction: the compiler takes two when both are constants.
+__device__ __forceinline__ uint32_t and_or(uint32_t a, uint32_t mask, uint32_t base) {
+  uint32_t out;
+  asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(out) : "r"(a), "r"(mask), "r"(base));
+  return out;
+}
+
 // Four signed bytes: `first` gets bytes 0 and 1, `second` 2 and 3.
 template <typename Element>
 __device__ __forceinline__ void widen_bytes(uint32_t codes, uint32_t& first, uint32_t& second) {
@@ -30,8 +37,10 @@ __device__ __forceinline__ void widen_bytes(uint32_t codes, uint32_t& first, uin
     // mantissa, and the sign bit is the lowest of the exponent.
     constexpr uint32_t kBase = 0x43004300u;  // 128, 128
     const uint32_t low = __byte_perm(codes, 0, 0x4140), high = __byte_perm(codes, 0, 0x4342);
-    first = subtract_pair(Element{}, (low & 0x007F007Fu) | kBase, (low & 0x00800080u) | kBase);
-    second = subtract_pair(Element{}, (high & 0x007F007Fu) | kBase, (high & 0x00800080u) | kBase);
+    first =
+        subtract_pair(Element{}, and_or(low, 0x007F007Fu, kBase), and_or(low, 0x00800080u, kBase));
+    second = subtract_pair(Element{}, and_or(high, 0x007F007Fu, kBase),
+                           and_or(high, 0x00800080u, kBase));
   } else {
     // 1024 + (code + 128), less 1152.
     const uint32_t biased = codes ^ 0x80808080u;
@@ -40,12 +49,19 @@ __device__ __forceinline__ void widen_bytes(uint32_t codes, uint32_t& first, uin
   }
 }
 
-// Nibbles p and p + 4 of a word.
+// Nibbles p and p + 4 of a word, plus nibble_base: 128 in bf16, 64 in f16.
+template <typename Element>
+inline constexpr float nibble_base = std::is_same_v<Element, Bf16> ? 128.0f : 64.0f;
 template <typename Element, int p>
 __device__ __forceinline__ uint32_t widen_nibbles(uint32_t codes) {
-  // 128 in bf16, 1024 in f16: the last place of either is 1 or less.
-  constexpr uint32_t kBase = std::is_same_v<Element, Bf16> ? 0x43004300u : 0x64006400u;
-  return subtract_pair(Element{}, (codes >> (4 * p) & 0x000F000Fu) | kBase, kBase);
+  // Places of 1 in bf16's 128; of 1/16 in f16's 64, so that a nibble stands four bits higher. A
+  // base as small as can be, since it makes the sums larger that it is taken off.
+  if constexpr (std::is_same_v<Element, Bf16>) {
+    return and_or(codes >> (4 * p), 0x000F000Fu, 0x43004300u);
+  } else {
+    const uint32_t raised = p == 0 ? codes << 4 : codes >> (4 * (p - 1));
+    return and_or(raised, 0x00F000F0u, 0x54005400u);
+  }
 }
 
 // The operand registers of 16 inputs from a lane's codes: two words of bytes, or one of nibbles.

@@ -23,8 +23,9 @@ struct Format {
   int64_t shared_bytes(int32_t row_tiles, int32_t stages) const {
     const int64_t rows = 8 * row_tiles;
     const int64_t stage = weight_stage_bytes + kElement * rows * stage_inputs;
-    const int64_t halves = int64_t{sizeof(float)} * kSkinnyTileOutputs * rows;  // see skinny.cu
-    return stages * stage + halves;
+    // Two warps share a stage's inputs: one hands its sums over.
+    const int64_t sums = int64_t{sizeof(float)} * kSkinnyTileOutputs * rows;
+    return stages * stage + sums;
   }
 };
 

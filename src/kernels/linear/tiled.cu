@@ -3,7 +3,9 @@
 // of 16 bytes a lane; and sums of a block of 32 inputs are scaled as they join the total.
 //
 // Of 4-bit weights w = scale q + minimum the minima meet the sum of x over the block, which a
-// product with a matrix of ones gives in every lane that needs it.
+// product with a matrix of ones gives in every lane that needs it. The operands are q plus a
+// constant, which widening needs and which then leaves with the minimum: widening is what this
+// kernel waits for.
 #include "base/check.h"
 #include "kernels/launch.cuh"
 #include "kernels/linear/decode_codes.cuh"
@@ -15,9 +17,10 @@ namespace clo::kernels {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kOutputWarps = 4;               // along a block's outputs, a tile each
-constexpr int kTilesAcross = 8;               // of a stage
-constexpr int kWarpTiles = kTilesAcross / 2;  // two warps share a stage's inputs
+constexpr int kOutputWarps = 4;                            // along a block's outputs, a tile each
+constexpr int kInputWarps = kThreads / 32 / kOutputWarps;  // share a stage's inputs
+constexpr int kTilesAcross = 8;                            // of a stage
+constexpr int kWarpTiles = kTilesAcross / kInputWarps;
 constexpr int kPlainThreads = 256;
 static_assert(kOutputWarps * kTileOutputs == kSkinnyTileOutputs);
 
@@ -40,6 +43,7 @@ struct Work {
 // A place in a block's sequence of stages: its items in turn, each item's chunks in turn.
 struct Cursor {
   int32_t item, chunk, end;
+  int32_t tile_row;  // first of the item's tiles
 
   __device__ explicit Cursor(const Work& w) : item(static_cast<int32_t>(blockIdx.x)) { open(w); }
   __device__ bool valid(const Work& w) const { return item < w.items; }
@@ -52,7 +56,10 @@ struct Cursor {
 
  private:
   __device__ void open(const Work& w) {
-    chunk = item % w.splits * w.split_chunks;
+    const int32_t block =
+        item / w.splits;  // a division is a score of instructions: not every stage
+    tile_row = block * kOutputWarps;
+    chunk = (item - block * w.splits) * w.split_chunks;
     end = min(chunk + w.split_chunks, w.chunks);
   }
 };
@@ -66,6 +73,7 @@ struct Stage {
   static constexpr int kXBytes = kRowTiles * 8 * kXRowBytes;
   static constexpr int kBytes = kWeightBytes + kXBytes;
   static constexpr int kStripPieces = kStripBytes / 16, kXPieces = kXRowBytes / 16;
+  static constexpr int kXEach = (kXBytes / 16 + kThreads - 1) / kThreads;  // of one thread
 
   // Rows of x under each other; piece p of row r is found at p ^ (r % 8), so that the eight rows of
   // a matrix that ldmatrix reads fall into different banks.
@@ -73,26 +81,51 @@ struct Stage {
     return kWeightBytes + static_cast<uint32_t>(row * kXRowBytes + ((piece ^ (row & 7)) << 4));
   }
 
-  // Past the last output or input: zeros, and nothing is read.
-  static __device__ void copy_weights(const Work& w, const Cursor& at, uint32_t stage) {
-    const int32_t first_tile_row = at.item / w.splits * kOutputWarps;
-    const int64_t column = static_cast<int64_t>(at.chunk) * kStripBytes;
+  // What one thread copies of a stage: pieces thread, thread + kThreads, ... of its four strips.
+  // Their places do not change from stage to stage, only where the stage begins.
+  static constexpr int kPieces = kOutputWarps * kStripPieces;
+  static constexpr int kEach = (kPieces + kThreads - 1) / kThreads;
+  struct Copier {
+    int32_t offset[kEach];  // bytes from the stage's first tile, strip after strip
+
+    __device__ explicit Copier(const Work& w) {
 #pragma unroll
-    for (int i = threadIdx.x; i < kOutputWarps * kStripPieces; i += kThreads) {
-      const int strip = i / kStripPieces;
-      const int64_t in_row = column + i % kStripPieces * 16;
-      const bool valid = first_tile_row + strip < w.tile_rows && in_row < w.tile_row_bytes;
-      copy_async_16(stage + i * 16,
-                    w.weight + (valid ? (first_tile_row + strip) * w.tile_row_bytes + in_row : 0),
-                    valid);
+      for (int i = 0; i < kEach; ++i) {
+        const int piece = threadIdx.x + i * kThreads;
+        offset[i] = piece / kStripPieces * static_cast<int32_t>(w.tile_row_bytes) +
+                    piece % kStripPieces * 16;
+      }
     }
-  }
+    __device__ __forceinline__ void weights(const Work& w, const Cursor& at, uint32_t stage) const {
+      const int64_t column = static_cast<int64_t>(at.chunk) * kStripBytes;
+      const std::byte* const first = w.weight + at.tile_row * w.tile_row_bytes + column;
+      const uint32_t target = stage + threadIdx.x * 16;
+      if (at.tile_row + kOutputWarps <= w.tile_rows && column + kStripBytes <= w.tile_row_bytes) {
+#pragma unroll
+        for (int i = 0; i < kEach; ++i) {
+          if ((i + 1) * kThreads <= kPieces || threadIdx.x + i * kThreads < kPieces) {
+            copy_async_16(target + i * kThreads * 16, first + offset[i], true);
+          }
+        }
+        return;
+      }
+      // Past the last output or input: zeros, and nothing is read.
+      for (int i = 0; i < kEach; ++i) {
+        const int piece = threadIdx.x + i * kThreads;
+        if (piece >= kPieces) break;
+        const bool valid = at.tile_row + piece / kStripPieces < w.tile_rows &&
+                           column + piece % kStripPieces * 16 < w.tile_row_bytes;
+        copy_async_16(target + i * kThreads * 16, valid ? first + offset[i] : w.weight, valid);
+      }
+    }
+  };
   // Calls visit(row, bytes into the row of x, target offset in the stage) for this thread's pieces.
   template <typename Visit>
   static __device__ __forceinline__ void each_x(const Cursor& at, const Visit& visit) {
 #pragma unroll
-    for (int i = 0; i < kRowTiles * 8 * kXPieces / kThreads; ++i) {
+    for (int i = 0; i < kXEach; ++i) {
       const int piece = threadIdx.x + i * kThreads;
+      if (kXBytes / 16 % kThreads != 0 && piece >= kXBytes / 16) break;
       const int row = piece / kXPieces, of_row = piece % kXPieces;
       visit(i, row, static_cast<int64_t>(at.chunk) * kXRowBytes + of_row * 16,
             x_offset(row, of_row));
@@ -105,7 +138,6 @@ struct Stage {
       copy_async_16(stage + target, w.x + (valid ? row * w.row_bytes + column : 0), valid);
     });
   }
-  static constexpr int kXEach = kRowTiles * 8 * kXPieces / kThreads;
   static __device__ void load_x(const Work& w, const Cursor& at, uint4 (&x)[kXEach]) {
     each_x(at, [&](int i, int row, int64_t column, uint32_t) {
       x[i] = row < w.rows && column < w.row_bytes
@@ -143,12 +175,12 @@ __device__ __forceinline__ void add_scaled(float (&sum)[4], const float (&partia
 // This warp's share of one stage.
 template <WeightBlocks kBlocks, typename Element, int kRowTiles>
 __device__ __forceinline__ void multiply_stage(float (&sum)[kRowTiles][4], const std::byte* stage,
-                                               uint32_t stage_address, int output_warp, int half,
+                                               uint32_t stage_address, int output_warp, int part,
                                                int lane) {
   using S = Stage<kBlocks, kRowTiles>;
 #pragma unroll
   for (int i = 0; i < kWarpTiles; ++i) {
-    const int across = half * kWarpTiles + i;
+    const int across = part * kWarpTiles + i;
     const std::byte* tile = stage + output_warp * S::kStripBytes + across * S::kTileBytes;
     const uint4 codes = reinterpret_cast<const uint4*>(tile)[lane];
     if constexpr (kBlocks == WeightBlocks::kInt8) {
@@ -171,7 +203,10 @@ __device__ __forceinline__ void multiply_stage(float (&sum)[kRowTiles][4], const
 #pragma unroll
       for (int block = 0; block < 2; ++block) {
         const std::byte* of_block = tile + kTileCodeBytes + 64 * block + lane / 4 * 8;
-        const float2 scale = pair_at(of_block), minimum = pair_at(of_block + 4);
+        const float2 scale = pair_at(of_block);
+        float2 minimum = pair_at(of_block + 4);
+        minimum.x = fmaf(-nibble_base<Element>, scale.x, minimum.x);
+        minimum.y = fmaf(-nibble_base<Element>, scale.y, minimum.y);
         uint32_t a[2][4];
         operand_of_nibbles<Element>(a[0], block == 0 ? codes.x : codes.z);
         operand_of_nibbles<Element>(a[1], block == 0 ? codes.y : codes.w);
@@ -215,17 +250,19 @@ __global__ void __launch_bounds__(kThreads, 2) tiled_kernel(const __grid_constan
   using S = Stage<kBlocks, kRowTiles>;
   extern __shared__ __align__(128) std::byte shared[];
   const uint32_t ring = shared_address(shared);
-  float* const other_half = reinterpret_cast<float*>(shared + kStages * S::kBytes);
+  float* const other_parts = reinterpret_cast<float*>(shared + kStages * S::kBytes);
   launch_dependents();
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int output_warp = warp % kOutputWarps, half = warp / kOutputWarps;
+  const int output_warp = warp % kOutputWarps, part = warp / kOutputWarps;
+
+  const typename S::Copier copier(w);
 
   // Weights do not depend on the kernel before: the ring is filled while that one still runs.
   Cursor produced(w);
 #pragma unroll
   for (int s = 0; s < kStages - 1; ++s) {
     if (produced.valid(w)) {
-      S::copy_weights(w, produced, ring + s * S::kBytes);
+      copier.weights(w, produced, ring + s * S::kBytes);
       produced.advance(w);
     }
     copy_async_commit();
@@ -251,26 +288,32 @@ __global__ void __launch_bounds__(kThreads, 2) tiled_kernel(const __grid_constan
     copy_async_wait<kStages - 2>();
     __syncthreads();  // this stage is there for all; the one before it has been read by all
     if (produced.valid(w)) {
-      S::copy_weights(w, produced, ring + free_stage * S::kBytes);
+      copier.weights(w, produced, ring + free_stage * S::kBytes);
       S::copy_x(w, produced, ring + free_stage * S::kBytes);
       produced.advance(w);
     }
     copy_async_commit();  // empty at the end, so that the count of groups goes on
     multiply_stage<kBlocks, Element, kRowTiles>(sum, shared + stage * S::kBytes,
-                                                ring + stage * S::kBytes, output_warp, half, lane);
+                                                ring + stage * S::kBytes, output_warp, part, lane);
     free_stage = stage;
     stage = stage + 1 == kStages ? 0 : stage + 1;
 
     if (at.at_last_chunk()) {
-      float* const exchange = other_half + output_warp * kRowTiles * 4 * 32 + lane;
-      if (half == 1) {
+      constexpr int kSums = kRowTiles * 4;
+      const auto exchange = [&](int of_part, int i) -> float& {
+        return other_parts[(((of_part - 1) * kOutputWarps + output_warp) * kSums + i) * 32 + lane];
+      };
+      if (part > 0) {
 #pragma unroll
-        for (int i = 0; i < kRowTiles * 4; ++i) exchange[i * 32] = sum[i / 4][i % 4];
+        for (int i = 0; i < kSums; ++i) exchange(part, i) = sum[i / 4][i % 4];
       }
       __syncthreads();  // the next write there comes after the next stage's barrier
-      if (half == 0) {
+      if (part == 0) {
 #pragma unroll
-        for (int i = 0; i < kRowTiles * 4; ++i) sum[i / 4][i % 4] += exchange[i * 32];
+        for (int p = 1; p < kInputWarps; ++p) {
+#pragma unroll
+          for (int i = 0; i < kSums; ++i) sum[i / 4][i % 4] += exchange(p, i);
+        }
         store<kRowTiles>(w, at.item, sum, output_warp, lane);
       }
 #pragma unroll
@@ -283,8 +326,9 @@ __global__ void __launch_bounds__(kThreads, 2) tiled_kernel(const __grid_constan
 template <WeightBlocks kBlocks, typename Element, int kRowTiles, int kStages>
 void launch_tiled(const Work& work, int32_t grid, cudaStream_t stream) {
   constexpr auto kernel = tiled_kernel<kBlocks, Element, kRowTiles, kStages>;
-  constexpr int kSharedBytes = kStages * Stage<kBlocks, kRowTiles>::kBytes +
-                               kRowTiles * 8 * kSkinnyTileOutputs * int{sizeof(float)};
+  constexpr int kSharedBytes =
+      kStages * Stage<kBlocks, kRowTiles>::kBytes +
+      (kInputWarps - 1) * kRowTiles * 8 * kSkinnyTileOutputs * int{sizeof(float)};
   static const bool ready = [] {
     CLO_CUDA(
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes));
@@ -328,7 +372,11 @@ __global__ void __launch_bounds__(kPlainThreads)
       const int64_t output = first_output + p % 2 * 8;
       const int64_t input = first_input + step * 16 + p / 2 * 8;
       if (output >= num_outputs || input >= num_inputs) continue;
-      const float2 q = Element::unpack(a[p]);
+      float2 q = Element::unpack(a[p]);
+      if constexpr (kBlocks == WeightBlocks::kQ4) {
+        q.x -= nibble_base<Element>;
+        q.y -= nibble_base<Element>;
+      }
       const float s = p % 2 == 0 ? scale.x : scale.y, m = p % 2 == 0 ? minimum.x : minimum.y;
       // As the CPU's unpack: a rounded product, then a rounded sum.
       out[(output * num_inputs + input) / 2] =
@@ -374,8 +422,9 @@ void tiled_linear(const TiledLinear& params, const SkinnyPlan& plan, cudaStream_
     // The rings of plan_tiled_linear.
     constexpr int kDeep = tiled_stages(kBlocks, kRowTiles, true);
     constexpr int kSmall = tiled_stages(kBlocks, kRowTiles, false);
-    // A plan for more rows serves fewer: the deep ring of fewer fits where that of more does.
-    if (plan.stages >= tiled_stages(kBlocks, 2, true)) {
+    // A plan for more rows serves fewer: their deep ring fits where that of more does.
+    constexpr int64_t kSmallBytes = int64_t{100} << 10;
+    if (plan.shared_bytes > kSmallBytes) {
       launch_tiled<kBlocks, Element, kRowTiles, kDeep>(work, plan.grid, stream);
     } else {
       launch_tiled<kBlocks, Element, kRowTiles, kSmall>(work, plan.grid, stream);
