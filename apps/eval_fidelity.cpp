@@ -28,9 +28,10 @@ struct FidelityFlags {
   PolicyLists policies;
   std::vector<std::string> texts;
   std::string weights, reference = "bf16";
-  int64_t context = 4096, compared = 512, windows = 1;
+  int64_t context = 4096, compared = 512;
+  std::optional<int64_t> windows;
   std::string output;
-  bool quiet = false;
+  bool all_windows = false, quiet = false;
 };
 
 double ratio(double part, double whole) { return whole == 0 ? 0 : part / whole; }
@@ -85,7 +86,13 @@ Result<int> fidelity(const FidelityFlags& flags) {
   };
   CLO_TRY(in_range("--context", flags.context, 2, int64_t{1} << 24));
   CLO_TRY(in_range("--compared", flags.compared, 1, flags.context - 1));
-  CLO_TRY(in_range("--windows", flags.windows, 1, 1'000'000));
+  CLO_TRY(in_range("--windows", flags.windows.value_or(1), 1, 1'000'000));
+  if (flags.windows && flags.all_windows) {
+    return Error{ErrorCode::kBadFlag, "contradict each other: drop one",
+                 "--windows and --all-windows"};
+  }
+  const FidelityOptions suite = {flags.context, flags.compared,
+                                 flags.all_windows ? 0 : flags.windows.value_or(1)};
   if (!flags.weights.empty() && flags.engine.weights != "auto") {
     return Error{ErrorCode::kBadFlag, "contradict each other: the list says which to run; drop one",
                  "--weights-list and --weights"};
@@ -144,7 +151,7 @@ Result<int> fidelity(const FidelityFlags& flags) {
                                      {"text_tokens", ids.size()},
                                      {"context", flags.context},
                                      {"compared", flags.compared},
-                                     {"windows", flags.windows},
+                                     {"windows", num_windows(std::ssize(ids), suite)},
                                      {"reference_weights", flags.reference}}
                           .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) +
                       "\n";
@@ -163,9 +170,9 @@ Result<int> fidelity(const FidelityFlags& flags) {
       if (!same) runs.push_back({policy.name, engine, policy.options});
     }
     ProgressLine progress(!flags.quiet);
-    auto outcomes = run_fidelity(
-        ids, {flags.context, flags.compared, flags.windows}, runs,
-        [&](int64_t done, int64_t total) { progress.items("weights " + kinds[k], done, total); });
+    auto outcomes = run_fidelity(ids, suite, runs, [&](int64_t done, int64_t total) {
+      progress.items("weights " + kinds[k], done, total);
+    });
     progress.clear();
     if (!outcomes) return std::move(outcomes).error();
     if (k == 0) {
@@ -196,6 +203,8 @@ Command add_eval_fidelity(CLI::App& app) {
   add_value(*sub, "--context", f.context, "Tokens of a window of the text (4096)");
   add_value(*sub, "--compared", f.compared, "The last ones of a window, which are compared (512)");
   add_value(*sub, "--windows", f.windows, "Windows, one after another (1)");
+  sub->add_flag("--all-windows", f.all_windows,
+                "As many as the text has, the last one as short as what is left");
   sub->add_option("--weights-list", f.weights, "Several --weights, such as bf16,int8,q4");
   sub->add_option("--reference-weights", f.reference, "Weights of the dense reference (bf16)");
   sub->add_option("-o,--output", f.output, "Write every row as JSON lines");
@@ -205,8 +214,8 @@ Command add_eval_fidelity(CLI::App& app) {
       "Every token of the text is forced, so nothing is generated. Columns: perplexity and its "
       "ratio to the reference's;\nhow often the most likely next token is the same; KL(reference "
       "|| this) in nats; attention mass kept; rows read of\nthose in context; hit rate; share of "
-      "new rows on a miss; bytes fetched per token. With --windows 8 --context 4096\n"
-      "--compared 4095 a text is read from its beginning.");
+      "new rows on a miss; bytes fetched per token. With --all-windows --context 4096\n"
+      "--compared 4095 every token of a text is compared but the first of each window.");
   return [flags] { return fidelity(*flags); };
 }
 

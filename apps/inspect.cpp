@@ -26,6 +26,7 @@
 #include "terminal.h"
 #include "text/chat_template.h"
 #include "text/tokenizer.h"
+#include "text_files.h"
 
 namespace clo::app {
 
@@ -35,6 +36,7 @@ struct InspectFlags {
   EngineFlags engine;
   PolicyFlags policy;
   int32_t batch = 1;
+  std::string token_ids;
 };
 
 void line(const char* name, const std::string& value) {
@@ -114,6 +116,14 @@ void print_devices(const EngineOptions& options, const BackendChoice& choice) {
                       (choice.note.empty() ? "" : "; " + choice.note));
 }
 
+// The ids of a text as `clo run --raw` takes it, and nothing else.
+Result<int> print_token_ids(const std::string& path, const Tokenizer& tokenizer) {
+  CLO_ASSIGN(const std::string text, read_text(path));
+  CLO_ASSIGN(const auto ids, tokenizer.encode(text, {.add_special_tokens = true}));
+  for (const TokenId id : ids) std::printf("%d\n", id);
+  return 0;
+}
+
 Result<int> inspect(const InspectFlags& flags) {
   CLO_ASSIGN(EngineOptions options, flags.engine.resolve());
   CLO_ASSIGN(options.policy, flags.policy.resolve());
@@ -132,6 +142,7 @@ Result<int> inspect(const InspectFlags& flags) {
   CLO_TRY(check_tensors(config, files));
   CLO_ASSIGN(const Tokenizer tokenizer, Tokenizer::load(model));
   CLO_TRY(check_vocabulary(tokenizer, config, dir));
+  if (!flags.token_ids.empty()) return print_token_ids(flags.token_ids, tokenizer);
   CLO_ASSIGN(const auto chat_template, ChatTemplate::load(model));
   CLO_ASSIGN(const BackendChoice choice, choose_backend(config, options));
   options.backend = choice.backend;
@@ -205,6 +216,9 @@ Command add_inspect(CLI::App& app) {
   auto flags = std::make_shared<InspectFlags>();
   flags->engine.add_to(app);
   add_value(app, "--batch", flags->batch, "Sequences at once (1)");
+  add_value(app, "--token-ids", flags->token_ids,
+            "Print the token ids of a text file instead, one a line, as run --raw takes it")
+      ->type_name("FILE");
   flags->policy.add_to(app);
   app.footer(
       "Nothing is loaded or allocated, but a GPU is opened to see what that takes. Exit status 4 "

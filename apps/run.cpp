@@ -1,5 +1,6 @@
 // clo run: one prompt, several questions about one document, or a conversation.
 #include <CLI/CLI.hpp>
+#include <chrono>
 #include <cstdio>
 #include <iostream>
 #include <memory>
@@ -106,8 +107,8 @@ Status check_flags(const RunFlags& f) {
 
 class Runner {
  public:
-  Runner(const RunFlags& flags, Engine& engine, bool raw)
-      : flags_(flags), engine_(engine), raw_(raw) {}
+  Runner(const RunFlags& flags, Engine& engine, bool raw, double load_seconds)
+      : flags_(flags), engine_(engine), raw_(raw), load_seconds_(load_seconds) {}
 
   // Asks, streams the answer to standard output, and prints the report.
   Result<Response> ask(Request request, const std::string& question) {
@@ -134,6 +135,7 @@ class Runner {
                              {"tokens", response.tokens},
                              {"finish_reason", finish_reason_name(response.finish)},
                              {"chat_template", !raw_},
+                             {"load_seconds", load_seconds_},
                              {"report", nlohmann::json::parse(report_json(response.report))}};
       if (!question.empty()) json["question"] = question;
       if (response.error) {
@@ -158,6 +160,7 @@ class Runner {
   const RunFlags& flags_;
   Engine& engine_;
   const bool raw_;
+  const double load_seconds_;
 };
 
 Result<int> run(const RunFlags& flags) {
@@ -186,14 +189,17 @@ Result<int> run(const RunFlags& flags) {
                  source == "-" ? "standard input" : source};
   }
 
+  const auto start = std::chrono::steady_clock::now();
   CLO_ASSIGN(const std::unique_ptr<Engine> engine, Engine::load(options));
+  const double load_seconds =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   const bool raw = flags.raw || !engine->has_chat_template();
   if (raw && (flags.chat || flags.system)) {
     return Error{ErrorCode::kUnsupported, "the model has no chat template, so there are no turns",
                  flags.chat ? "--chat" : "--system"};
   }
   catch_interrupts();
-  Runner runner(flags, *engine, raw);
+  Runner runner(flags, *engine, raw, load_seconds);
   if (flags.chat) {
     Chat chat(*engine, flags.system, flags.quiet,
               [&](Request request) { return runner.ask(std::move(request), ""); });

@@ -58,7 +58,47 @@ Status finish(Lane& lane, FidelityOutcome& outcome) {
   return Ok{};
 }
 
+// A part of the text: its first tokens are the prompt, the others are compared.
+struct Window {
+  int64_t first = 0, prompt = 0, compared = 0;
+};
+
+// The windows that options ask for. A rest of one token has nothing to compare. Requires: a text
+// that is long enough.
+std::vector<Window> windows_of(int64_t text_tokens, const FidelityOptions& options) {
+  const int64_t whole =
+      options.windows > 0 ? options.windows : text_tokens / options.context_tokens;
+  std::vector<Window> windows;
+  for (int64_t w = 0; w < whole; ++w) {
+    windows.push_back({w * options.context_tokens, options.context_tokens - options.compared_tokens,
+                       options.compared_tokens});
+  }
+  const int64_t rest = text_tokens - whole * options.context_tokens;
+  if (options.windows == 0 && rest >= 2) {
+    const int64_t compared = std::min(options.compared_tokens, rest - 1);
+    windows.push_back({whole * options.context_tokens, rest - compared, compared});
+  }
+  return windows;
+}
+
+Status check_length(int64_t text_tokens, const FidelityOptions& options) {
+  const int64_t needed = options.windows > 0 ? options.windows * options.context_tokens : 2;
+  if (text_tokens >= needed) return Ok{};
+  const std::string what = options.windows > 0
+                               ? std::to_string(options.windows) + " window(s) of " +
+                                     std::to_string(options.context_tokens) + " need "
+                               : "a window needs at least ";
+  return Error{
+      ErrorCode::kBadRequest,
+      "the text has " + std::to_string(text_tokens) + " tokens, " + what + std::to_string(needed),
+      "--text"};
+}
+
 }  // namespace
+
+int64_t num_windows(int64_t text_tokens, const FidelityOptions& options) {
+  return std::ssize(windows_of(text_tokens, options));
+}
 
 double FidelityOutcome::perplexity() const {
   return tokens == 0 ? 0 : std::exp(nll_sum / static_cast<double>(tokens));
@@ -68,14 +108,7 @@ Result<std::vector<FidelityOutcome>> run_fidelity(
     const std::vector<int32_t>& ids, const FidelityOptions& options,
     const std::vector<FidelityRun>& runs,
     const std::function<void(int64_t done, int64_t total)>& on_token) {
-  if (std::ssize(ids) < options.windows * options.context_tokens) {
-    return Error{ErrorCode::kBadRequest,
-                 "the text has " + std::to_string(ids.size()) + " tokens, " +
-                     std::to_string(options.windows) + " window(s) of " +
-                     std::to_string(options.context_tokens) + " need " +
-                     std::to_string(options.windows * options.context_tokens),
-                 "--text"};
-  }
+  CLO_TRY(check_length(std::ssize(ids), options));
   std::vector<FidelityOutcome> outcomes(runs.size());
   std::vector<Engine*> engines;
   for (const FidelityRun& run : runs) {
@@ -83,12 +116,14 @@ Result<std::vector<FidelityOutcome>> run_fidelity(
       engines.push_back(run.engine);
     }
   }
-  const int64_t prompt_tokens = options.context_tokens - options.compared_tokens;
-  int64_t done = 0;
-  for (int64_t window = 0; window < options.windows; ++window) {
-    const auto first = ids.begin() + window * options.context_tokens;
-    const std::vector<int32_t> prompt(first, first + prompt_tokens);
-    const std::vector<int32_t> forced(first + prompt_tokens, first + options.context_tokens);
+  const std::vector<Window> windows = windows_of(std::ssize(ids), options);
+  int64_t done = 0, total = 0;
+  for (const Window& window : windows) total += window.compared;
+  for (const Window& window : windows) {
+    const auto first = ids.begin() + window.first;
+    const auto middle = first + window.prompt;
+    const std::vector<int32_t> prompt(first, middle);
+    const std::vector<int32_t> forced(middle, middle + window.compared);
     std::vector<Lane> lanes(runs.size());
     for (size_t r = 0; r < runs.size(); ++r) {
       lanes[r].run = &runs[r];
@@ -111,7 +146,7 @@ Result<std::vector<FidelityOutcome>> run_fidelity(
           lanes[r].rows.pop_front();
         }
         ++done;
-        if (on_token) on_token(done, options.windows * options.compared_tokens);
+        if (on_token) on_token(done, total);
       }
     }
     for (Engine* engine : engines) engine->drop_prefixes();

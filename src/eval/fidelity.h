@@ -13,7 +13,7 @@ namespace clo {
 struct FidelityOptions {
   int64_t context_tokens = 4096;  // of a window of the text
   int64_t compared_tokens = 512;  // the last ones of each window; the rest is its prompt
-  int64_t windows = 1;
+  int64_t windows = 1;            // 0: all that the text has, the last one as short as what is left
 };
 
 // A policy on an engine. Engines of one run outlive it; two runs may share one.
@@ -37,9 +37,13 @@ struct FidelityOutcome {
   double perplexity() const;
 };
 
+// How many windows a text of so many tokens is read in.
+int64_t num_windows(int64_t text_tokens, const FidelityOptions& options);
+
 // The first of `runs` is the reference. Windows follow each other through `ids`, all as long as
-// options say. `on_token` sees how many tokens of how many have been compared. Fails: kBadRequest
-// when the text is too short for the windows, and with the first failed request.
+// options say but for the last of all windows, which compares as many tokens as it can. `on_token`
+// sees how many tokens of how many have been compared. Fails: kBadRequest when the text is too
+// short for the windows, and with the first failed request.
 Result<std::vector<FidelityOutcome>> run_fidelity(
     const std::vector<int32_t>& ids, const FidelityOptions& options,
     const std::vector<FidelityRun>& runs,

@@ -86,6 +86,17 @@ class Inspect(Case):
         self.assertEqual(self.succeeds("run", "-m", model, *flags).out,
                          self.succeeds("run", "-m", self.recall, *flags).out)
 
+    def test_token_ids_are_what_a_raw_prompt_becomes(self):
+        text = self.write("text.txt", "The secret word\r\nfor blue-harbor is: \u00e9.\n")
+        answer = self.succeeds("inspect", "-m", self.recall, "--token-ids", text)
+        ids = [int(line) for line in answer.out.splitlines()]
+        run = self.succeeds("run", "-m", self.recall, "--raw", "-f", text, "--json",
+                            "--max-new-tokens", "1").json()[0]
+        self.assertEqual(len(ids), run["report"]["prompt_tokens"])
+        self.assertGreater(len(set(ids)), 5)
+        self.refused(3, ["nowhere.txt"], "inspect", "-m", self.recall, "--token-ids",
+                     "nowhere.txt")
+
     def test_plan_rows_sum_to_the_totals(self):
         for flags in ([], ["--batch", "8"], ["--preset", "dense"], ["--dense-layers", "2"],
                       ["--device-memory", "64MiB"], ["--kv-ratio", "0.5", "--context", "8192"]):
@@ -222,7 +233,7 @@ class Recall(Case):
 
 
 class Fidelity(Case):
-    def table(self, *args):
+    def table(self, *args, head=False):
         text = self.write("text.txt", document(200))
         output = self.path("out.jsonl")
         self.succeeds("eval", "fidelity", "-m", self.recall, "--text", text, "--quiet", "-o",
@@ -230,7 +241,7 @@ class Fidelity(Case):
         with open(output) as file:
             lines = [json.loads(line) for line in file]
         self.assertEqual([line["kind"] for line in lines], ["run"] + ["summary"] * (len(lines) - 1))
-        return lines[1:]
+        return lines if head else lines[1:]
 
     def test_nothing_changes_when_everything_is_attended(self):
         reference, whole, part, least = self.table(
@@ -256,6 +267,21 @@ class Fidelity(Case):
         self.assertLess(0, rows[1]["kl_nats"])
         self.assertLess(rows[1]["kl_nats"], rows[2]["kl_nats"])
 
+    def test_all_windows_read_the_whole_text(self):
+        def run(*args):
+            return self.table("--presets", "dense", "--all-windows", *args, head=True)
+
+        head, row = run("--context", "1024", "--compared", "1023")
+        windows, rest = divmod(head["text_tokens"], 1024)
+        self.assertGreater(windows, 1)
+        self.assertGreater(rest, 1)
+        self.assertEqual(head["windows"], windows + 1)
+        self.assertEqual(row["tokens"], head["text_tokens"] - head["windows"])
+        # One window of the whole text is its shorter last one.
+        head, row = run("--context", "32768", "--compared", "32767")
+        self.assertEqual([head["windows"], row["tokens"]], [1, head["text_tokens"] - 1])
+        self.assertEqual(run("--context", "32768", "--compared", "10")[1]["tokens"], 10)
+
     def test_bad_input(self):
         text = self.write("short.txt", "a few words")
         command = ["eval", "fidelity", "-m", self.recall]
@@ -265,6 +291,12 @@ class Fidelity(Case):
                      "--compared", "64")
         self.refused(2, ["--weights-list", "--weights"], *command, "--text", text,
                      "--weights", "q4", "--weights-list", "q4,int8")
+        self.refused(2, ["--windows and --all-windows"], *command, "--text", text, "--windows",
+                     "2", "--all-windows")
+        self.refused(2, ["--windows", "found 0"], *command, "--text", text, "--windows", "0")
+        one = self.write("one.txt", "a")
+        self.refused(3, ["--text", "1 token", "at least 2"], *command, "--text", one,
+                     "--all-windows")
         self.refused(2, ["--weights", "int3"], *command, "--text", text, "--weights-list", "int3")
         self.refused(2, ["--context", "32768"], *command, "--text", text, "--context", "40000")
 

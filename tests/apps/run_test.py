@@ -54,7 +54,8 @@ class Answers(Case):
     def test_json_has_the_report(self):
         answer = self.about_the_text("--json", keys=["amber-falcon"]).json()[0]
         self.assertEqual(set(answer), {"text", "tokens", "finish_reason", "chat_template", "report",
-                                       "question"})
+                                       "question", "load_seconds"})
+        self.assertGreater(answer["load_seconds"], 0)
         report = answer["report"]
         self.assertEqual(set(report), REPORT_KEYS)
         self.assertEqual(set(report["total"]), COUNTERS)
