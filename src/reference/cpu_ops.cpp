@@ -44,6 +44,10 @@ Status CpuOps::supports(const KvShape& shape) {
                      std::to_string(kMaxHeadDim),
                  "config.json"};
   }
+  if (shape.compressed()) {
+    return Error{ErrorCode::kUnsupported, "compressed KV rows are not computed with yet",
+                 "--kv-type"};
+  }
   if (shape.group_size() > kMaxGroup) {
     return Error{ErrorCode::kUnsupported,
                  std::to_string(shape.group_size()) +
