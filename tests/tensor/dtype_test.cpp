@@ -109,6 +109,29 @@ TEST(Arena, MergesNeighboursAndKeepsItsBudget) {
   EXPECT_EQ(arena->peak_bytes(), 1024);
 }
 
+TEST(Arena, AShrunkBlockKeepsItsBeginningAndGivesTheRestBack) {
+  auto arena = Arena::create("device", 1024, ErrorCode::kDeviceMemory);
+  ASSERT_TRUE(arena);
+  std::byte* a = *arena->allocate(512);
+  std::byte* b = *arena->allocate(256);
+  for (int i = 0; i < 512; ++i) a[i] = static_cast<std::byte>(i);
+  arena->shrink(a, 512);
+  EXPECT_EQ(arena->used_bytes(), 768);
+  arena->shrink(a, 100);  // 128 in whole lines
+  EXPECT_EQ(arena->used_bytes(), 384);
+  std::byte* c = *arena->allocate(384);  // exactly what was given back
+  EXPECT_EQ(c, a + 128);
+  for (int i = 0; i < 100; ++i) EXPECT_EQ(a[i], static_cast<std::byte>(i));
+  arena->deallocate(c);
+  arena->shrink(b, 64);  // merges with what is free behind it
+  arena->deallocate(a);
+  EXPECT_FALSE(arena->fits(513));
+  EXPECT_TRUE(arena->fits(512));
+  arena->deallocate(b);
+  EXPECT_TRUE(arena->fits(1024));
+  EXPECT_DEATH(arena->shrink(a, 64), "device");
+}
+
 TEST(Arena, UnreadableArenaKillsTheReader) {
   auto arena = Arena::create("host", 4096, ErrorCode::kHostMemory);
   volatile std::byte* block = *arena->allocate(64);
