@@ -179,8 +179,7 @@ Result<int> decode(const DecodeFlags& flags) {
   CLO_ASSIGN(const BackendChoice choice, choose_backend(config, options));
   EngineOptions chosen = options;
   chosen.backend = choice.backend;
-  const KvShape shape = kv_shape(config, chosen);
-  const int64_t weight_bytes = clo::weight_bytes(config, chosen, shape);
+  const int64_t weight_bytes = clo::weight_bytes(config, chosen);
   const int threads = options.threads > 0 ? options.threads : num_processors();
   const double bandwidth = read_bandwidth(threads);
 

@@ -126,7 +126,7 @@ Result<int> fidelity(const FidelityFlags& flags) {
     CLO_ASSIGN(const ModelConfig config, model.config());
     CLO_ASSIGN(const BackendChoice choice, choose_backend(config, options));
     options.backend = choice.backend;
-    return weight_plan(config, options, kv_shape(config, options));
+    return weight_plan(config, options);
   };
   CLO_ASSIGN(const WeightPlan reference_plan, plan_of(flags.reference));
   const std::vector<std::string> kinds = flags.weights.empty()

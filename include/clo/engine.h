@@ -26,11 +26,15 @@ std::string_view version();
 enum class WeightType : uint8_t { kAuto, kF32, kBF16, kF16 };
 // How weight matrices lie in memory. int8 and q4: blocks of 32 inputs that share a scale.
 enum class WeightStorage : uint8_t { kAuto, kF32, kBF16, kF16, kInt8, kQ4 };
+// What K and V rows are in memory. int8, fp8: rows in the host store, in slots and of resident
+// heads are compressed; sink and recent rows stay in the model's type. auto: that type everywhere.
+enum class KvType : uint8_t { kAuto, kF32, kBF16, kF16, kInt8, kFp8 };
 enum class Backend : uint8_t { kAuto, kCpu, kCuda };
 
 struct EngineOptions {
   std::string model_dir;                 // a model directory, hub cache folder or GGUF file
   WeightType dtype = WeightType::kAuto;  // KV, products, plain weights; auto: what the files hold
+  KvType kv_type = KvType::kAuto;        // auto: `dtype`
   // auto: on the CPU quantised files stay quantised, everything else is of `dtype`.
   WeightStorage weights = WeightStorage::kAuto;
   Backend backend = Backend::kAuto;

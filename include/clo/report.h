@@ -25,9 +25,10 @@ struct KvCounters {
   int64_t rows_restored = 0;   // moved at admission, from pages of a stored prefix
   int64_t rows_offloaded = 0;  // moved device to host by write-through
 
-  int64_t rows_attended = 0;    // rows read by decode attention, over all heads
-  int64_t rows_in_context = 0;  // rows that dense attention would have read
-  int64_t oracle_rows = 0;      // rows read by `exact` selection; never device reads
+  int64_t rows_attended = 0;       // rows read by decode attention, over all heads
+  int64_t full_rows_attended = 0;  // of them full rows, where the others are compressed
+  int64_t rows_in_context = 0;     // rows that dense attention would have read
+  int64_t oracle_rows = 0;         // rows read by `exact` selection; never device reads
 
   int64_t wait_ns = 0;  // that attention waited for rows, the mean over the layer's KV heads
 

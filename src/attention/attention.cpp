@@ -200,6 +200,11 @@ void Attention::attend_decode(int32_t layer, const float* queries, int64_t query
   for (size_t t = 0; t < tasks_.size(); ++t) {
     KvCounters& counters = batch_[t / static_cast<size_t>(shape.num_kv_heads)]->counters(layer);
     counters.rows_attended += rows_read_[t];
+    if (shape.compressed()) {
+      const HeadCacheView& head = *tasks_[t].head;
+      counters.full_rows_attended +=
+          std::min<int64_t>(tasks_[t].context_tokens, head.sink_tokens + head.ring_tokens);
+    }
     counters.rows_in_context += tasks_[t].context_tokens;
   }
   if (system_.measure_mass) measure_mass(layer);
@@ -303,6 +308,7 @@ void Attention::select_and_fetch(int32_t layer, Cause cause) {
   }
   system_.ops->select({shape, select_tasks_.data(), std::ssize(select_tasks_), scale_});
 
+  const int64_t stored_bytes = shape.stored_row_bytes();
   moves_.clear();
   differences_.resize(std::max(differences_.size(), misses_.size()));
   for (size_t i = 0; i < misses_.size(); ++i) {
@@ -321,8 +327,8 @@ void Attention::select_and_fetch(int32_t layer, Cause cause) {
     for (const SlotFill& fill : difference.fills) {
       moves_.push_back(
           {task.sequence->host_rows[fill.token / kPageTokens] +
-               (int64_t{task.kv_head} * kPageTokens + fill.token % kPageTokens) * shape.row_bytes(),
-           head.slots + int64_t{fill.slot} * shape.row_bytes()});
+               (int64_t{task.kv_head} * kPageTokens + fill.token % kPageTokens) * stored_bytes,
+           head.slots + int64_t{fill.slot} * stored_bytes});
     }
     KvCounters& counters = misses_[i].sequence->counters(layer);
     const int64_t fetched = std::ssize(difference.fills);
@@ -335,7 +341,7 @@ void Attention::select_and_fetch(int32_t layer, Cause cause) {
     }
   }
   const auto start = std::chrono::steady_clock::now();
-  system_.transfer.fetch(moves_, shape.row_bytes());
+  system_.transfer.fetch(moves_, stored_bytes);
   if (cause != Cause::kPrime && !moves_.empty()) {
     // Every head of the batch waits for all of it.
     const std::chrono::nanoseconds waited = std::chrono::steady_clock::now() - start;

@@ -19,6 +19,7 @@ KvCounters& KvCounters::operator+=(const KvCounters& other) {
   rows_restored += other.rows_restored;
   rows_offloaded += other.rows_offloaded;
   rows_attended += other.rows_attended;
+  full_rows_attended += other.full_rows_attended;
   rows_in_context += other.rows_in_context;
   oracle_rows += other.oracle_rows;
   wait_ns += other.wait_ns;

@@ -184,17 +184,40 @@ void SequenceKv::demote(int64_t count) {
   for (size_t i = 0; i < heads_.size(); ++i) {
     if (resident_[i] == (*kept)[i]) continue;
     device_kv_bytes_ -= head_cache_bytes(system_.shape, head_spec(1));
-    system_.device.deallocate(std::exchange(blocks_[i], nullptr));
     resident_[i] = 0;
-    const Status taken = take_head(i);  // in the place that was just given back
-    CLO_CHECK(taken.has_value());
+    if (system_.shape.compressed()) {
+      // Sink and ring are there, in front of both kinds of block; from the store they would come
+      // back rounded.
+      const HeadCacheSpec spec = head_spec(0);
+      const int64_t bytes = head_cache_bytes(system_.shape, spec);
+      system_.device.shrink(blocks_[i], bytes);
+      device_kv_bytes_ += bytes;
+      heads_[i] = view_head_cache(system_.shape, spec, blocks_[i]);
+    } else {
+      system_.device.deallocate(std::exchange(blocks_[i], nullptr));
+      const Status taken = take_head(i);  // in the place that was just given back
+      CLO_CHECK(taken.has_value());
+      const auto kv_heads = static_cast<size_t>(system_.shape.num_kv_heads);
+      add_fixed_rows(moves, static_cast<int32_t>(i / kv_heads), static_cast<int32_t>(i % kv_heads),
+                     num_tokens_);
+    }
     clear_head(i);
-    const auto kv_heads = static_cast<size_t>(system_.shape.num_kv_heads);
-    add_fixed_rows(moves, static_cast<int32_t>(i / kv_heads), static_cast<int32_t>(i % kv_heads),
-                   num_tokens_);
     ++num_demoted_heads_;
   }
-  system_.transfer.fetch(moves, system_.shape.row_bytes());
+  bring_full_rows(moves);
+}
+
+int64_t SequenceKv::num_budget_heads() const {
+  // Slots for nearly every token, with their map, can take more than the rows themselves.
+  return may_demote_ && bytes_of_demotion() > 0 ? num_budget_heads_ : 0;
+}
+
+void SequenceKv::bring_full_rows(std::span<const RowMove> moves) {
+  if (system_.shape.compressed()) {
+    system_.transfer.expand(moves, system_.shape);
+  } else {
+    system_.transfer.fetch(moves, system_.shape.row_bytes());
+  }
 }
 
 Status SequenceKv::take_pages(int64_t num_pages) {
@@ -247,9 +270,10 @@ void SequenceKv::add_fixed_rows(std::vector<RowMove>& moves, int32_t layer, int3
   const SequenceLayerView view = layer_view(layer);
   const HeadCacheView& cache = view.heads[kv_head];
   const auto bring = [&](int64_t token) {
-    moves.push_back({view.host_rows[token / kPageTokens] +
-                         (int64_t{kv_head} * kPageTokens + token % kPageTokens) * shape.row_bytes(),
-                     fixed_row(shape, cache, token, num_tokens)});
+    moves.push_back(
+        {view.host_rows[token / kPageTokens] +
+             (int64_t{kv_head} * kPageTokens + token % kPageTokens) * shape.stored_row_bytes(),
+         fixed_row(shape, cache, token, num_tokens)});
   };
   for (int64_t t = 0; t < std::min<int64_t>(cache.sink_tokens, num_tokens); ++t) bring(t);
   for (int64_t t = std::max<int64_t>(cache.sink_tokens, num_tokens - cache.ring_tokens);
@@ -265,27 +289,30 @@ void SequenceKv::restore_rows() {
   // keep the list short.
   constexpr int64_t kRun = 16;
   static_assert(kPageTokens % kRun == 0);
+  const int64_t stored_bytes = shape.stored_row_bytes();
   std::vector<RowMove> moves, run_moves;
   for (int32_t layer = 0; layer < shape.num_layers; ++layer) {
     const SequenceLayerView view = layer_view(layer);
-    const size_t before = moves.size(), runs_before = run_moves.size();
     for (int32_t h = 0; h < shape.num_kv_heads; ++h) {
       const HeadCacheView& cache = view.heads[h];
-      if (!cache.is_resident()) {
+      if (!cache.is_resident() || shape.compressed()) {
+        const size_t before = moves.size();
         add_fixed_rows(moves, layer, h, reused_tokens_);
-        continue;
+        if (!cache.is_resident()) {
+          counters(layer).rows_restored += static_cast<int64_t>(moves.size() - before);
+        }
       }
+      if (!cache.is_resident()) continue;
       for (int64_t t = 0; t < reused_tokens_; t += kRun) {
         run_moves.push_back({view.host_rows[t / kPageTokens] +
-                                 (int64_t{h} * kPageTokens + t % kPageTokens) * shape.row_bytes(),
-                             fixed_row(shape, cache, t, reused_tokens_)});
+                                 (int64_t{h} * kPageTokens + t % kPageTokens) * stored_bytes,
+                             cache.resident + t * stored_bytes});
       }
+      counters(layer).rows_restored += reused_tokens_;
     }
-    counters(layer).rows_restored += static_cast<int64_t>(moves.size() - before) +
-                                     static_cast<int64_t>(run_moves.size() - runs_before) * kRun;
   }
-  system_.transfer.fetch(moves, shape.row_bytes());
-  system_.transfer.fetch(run_moves, kRun * shape.row_bytes());
+  bring_full_rows(moves);
+  system_.transfer.fetch(run_moves, kRun * stored_bytes);
 }
 
 SequenceKv::~SequenceKv() {

@@ -8,6 +8,9 @@
 // States: created (reused_tokens rows are in place) -> rows appended in prefill -> primed (sets
 // chosen from the last prompt query) -> one row appended per decode step -> destroyed. A sequence
 // may be destroyed in any state.
+//
+// Where stored rows are compressed, sink and ring rows that a stored prefix supplies are expanded
+// from its rows: they have the values that these hold, not those they were made from.
 #include <memory>
 #include <span>
 #include <vector>
@@ -58,14 +61,15 @@ class SequenceKv {
   std::span<float> last_query(int32_t layer);
   bool has_last_query = false;
 
-  // Heads that demote() may take.
-  int64_t num_budget_heads() const { return may_demote_ ? num_budget_heads_ : 0; }
+  // Heads that demote() may take; none where that would give nothing back.
+  int64_t num_budget_heads() const;
   // Device bytes that demoting one head gives back.
   int64_t bytes_of_demotion() const;
   // The `count` budget heads that are easiest to reuse become evictable: sink and ring are filled
-  // from the host store, the set is chosen anew at the next step. Between steps, with nothing
-  // launched; a backend with tables of its own must be told afterwards (Runner::heads_changed).
-  // Requires: count <= num_budget_heads(). Blocks: until the rows have arrived.
+  // from the host store (or stay, where stored rows are compressed), the set is chosen anew at the
+  // next step. Between steps, with nothing launched; a backend with tables of its own must be told
+  // afterwards (Runner::heads_changed). Requires: count <= num_budget_heads(). Blocks: until the
+  // rows have arrived.
   void demote(int64_t count);
   int64_t num_demoted_heads() const { return num_demoted_heads_; }
 
@@ -98,9 +102,11 @@ class SequenceKv {
   // Takes the block of head `index` and lays an empty cache over it. Fails: kDeviceMemory.
   Status take_head(size_t index);
   void clear_head(size_t index);
-  // The rows that an evictable head keeps of `num_tokens` tokens, from the store.
+  // The sink and ring rows that a head keeps of `num_tokens` tokens, from the store.
   void add_fixed_rows(std::vector<RowMove>& moves, int32_t layer, int32_t kv_head,
                       int64_t num_tokens);
+  // From stored rows to full ones. Blocks: until they have arrived.
+  void bring_full_rows(std::span<const RowMove> moves);
 
   KvSystem& system_;
   PolicyOptions policy_;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/check.h"
 #include "base/try.h"
 #include "kernels/rows/rows.h"
 
@@ -29,6 +30,10 @@ void CudaTransfer::fetch(std::span<const RowMove> moves, int64_t row_bytes) {
     kernels::copy_rows(list, static_cast<int64_t>(count), row_bytes, kFetchBlocks, stream_.get());
     stream_.synchronize();
   }
+}
+
+void CudaTransfer::expand(std::span<const RowMove> moves, const KvShape&) {
+  CLO_CHECK(moves.empty(), moves.size());
 }
 
 void CudaTransfer::upload(std::byte* target, const void* source, int64_t num_bytes) {

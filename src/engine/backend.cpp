@@ -8,17 +8,26 @@
 
 namespace clo {
 
+Status check_device_rows(const KvShape& shape, DType model_type) {
+  if (!shape.compressed() && shape.type == model_type) return Ok{};
+  return Error{ErrorCode::kUnsupported,
+               "the CUDA backend keeps KV rows in the model's type alone, " +
+                   std::string(dtype_name(model_type)) + "; " + std::string(kv_type_name(shape)) +
+                   " was asked for; leave the flag out, or use --backend cpu",
+               "--kv-type"};
+}
+
 Result<BackendChoice> choose_backend(const ModelConfig& config, const EngineOptions& options) {
   BackendChoice choice;
   if (options.backend != Backend::kCpu) {
     const auto facts = device_facts();
     EngineOptions on_device = options;
     on_device.backend = Backend::kCuda;
-    Status usable =
-        facts ? CudaBackend::supports(kv_shape(config, on_device)) : Status(facts.error());
+    const KvShape shape = kv_shape(config, on_device);
+    Status usable = facts ? CudaBackend::supports(shape) : Status(facts.error());
+    if (usable) usable = check_device_rows(shape, model_type(config, on_device));
     if (usable) {
-      const KvShape shape = kv_shape(config, on_device);
-      const auto plan = weight_plan(config, on_device, shape);
+      const auto plan = weight_plan(config, on_device);
       if (!plan) usable = plan.error();
     }
     if (usable) {
@@ -32,7 +41,7 @@ Result<BackendChoice> choose_backend(const ModelConfig& config, const EngineOpti
   on_cpu.backend = Backend::kCpu;
   const KvShape shape = kv_shape(config, on_cpu);
   CLO_TRY(CpuOps::supports(shape));
-  CLO_ASSIGN(const WeightPlan plan, weight_plan(config, on_cpu, shape));
+  CLO_ASSIGN(const WeightPlan plan, weight_plan(config, on_cpu));
   (void)plan;
   return choice;
 }

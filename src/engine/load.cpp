@@ -92,7 +92,7 @@ Status Engine::Impl::build_memory(const TensorFiles& files) {
 
 Status Engine::Impl::take_device_memory() {
   options.prefill_chunk = resolve_prefill_chunk(config, options, shape, cuda.get());
-  const int64_t weight_bytes = clo::weight_bytes(config, options, shape);
+  const int64_t weight_bytes = clo::weight_bytes(config, options);
   const int64_t workspace_bytes = step_workspace_bytes(config, options, shape);
   const int64_t overhead_bytes = cuda ? cuda->overhead_bytes() : 0;
 
@@ -199,7 +199,7 @@ Status Engine::Impl::make_runner(const TensorFiles& files) {
       cuda->transfer().upload(target, source, num_bytes);
     };
   }
-  CLO_ASSIGN(const WeightPlan plan, weight_plan(config, options, shape));
+  CLO_ASSIGN(const WeightPlan plan, weight_plan(config, options));
   CLO_ASSIGN(Weights loaded, Weights::load(config, files, plan, *device, options.threads, upload));
   weights = std::make_unique<Weights>(std::move(loaded));
   if (cuda) {

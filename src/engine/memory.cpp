@@ -21,7 +21,7 @@ namespace {
 // backend's scratch, which grows to this at the first long prompt.
 int64_t process_overhead(const ModelConfig& config, const EngineOptions& options,
                          const KvShape& shape, int64_t capacity_tokens, int64_t batch) {
-  const auto plan = weight_plan(config, options, shape);
+  const auto plan = weight_plan(config, options);
   const bool widens = !plan || !plan->blocks.empty() || plan->type != DType::kF32;
   std::ifstream statm("/proc/self/statm");
   int64_t total_pages = 0, resident_pages = 0;
@@ -54,20 +54,33 @@ int32_t resolve_prefill_chunk(const ModelConfig& config, const EngineOptions& op
   int64_t budget = options.device_memory_bytes;
   if (budget == 0 && cuda != nullptr) budget = cuda->free_bytes();
   if (budget == 0) return static_cast<int32_t>(wanted);
-  const int64_t left = budget - weight_bytes(config, options, shape);
+  const int64_t left = budget - weight_bytes(config, options);
   CudaLimits limits = cuda_limits(config, options);
   return static_cast<int32_t>(
       CudaBackend::largest_chunk(config, shape, limits, wanted, std::max<int64_t>(0, left / 3)));
 }
 
-Result<WeightPlan> weight_plan(const ModelConfig& config, const EngineOptions& options,
-                               const KvShape& shape) {
-  return plan_weights(config, options.weights, shape.type, options.backend == Backend::kCuda);
+DType model_type(const ModelConfig& config, const EngineOptions& options) {
+  switch (options.dtype) {
+    case WeightType::kF32:
+      return DType::kF32;
+    case WeightType::kBF16:
+      return DType::kBF16;
+    case WeightType::kF16:
+      return DType::kF16;
+    case WeightType::kAuto:
+      break;
+  }
+  return config.dtype;
 }
 
-int64_t weight_bytes(const ModelConfig& config, const EngineOptions& options,
-                     const KvShape& shape) {
-  const auto plan = weight_plan(config, options, shape);
+Result<WeightPlan> weight_plan(const ModelConfig& config, const EngineOptions& options) {
+  return plan_weights(config, options.weights, model_type(config, options),
+                      options.backend == Backend::kCuda);
+}
+
+int64_t weight_bytes(const ModelConfig& config, const EngineOptions& options) {
+  const auto plan = weight_plan(config, options);
   CLO_CHECK(plan.has_value());  // choose_backend has asked
   return Weights::required_bytes(config, *plan);
 }
@@ -77,7 +90,7 @@ CudaLimits cuda_limits(const ModelConfig& config, const EngineOptions& options) 
   limits.max_batch = options.max_batch;
   limits.max_context_tokens = max_context_tokens(config, options);
   limits.chunk_rows = std::min<int64_t>(options.prefill_chunk, limits.max_context_tokens);
-  const auto plan = weight_plan(config, options, kv_shape(config, options));
+  const auto plan = weight_plan(config, options);
   limits.tiled_weights = plan && plan->tiled;
   return limits;
 }
@@ -96,10 +109,12 @@ KvShape kv_shape(const ModelConfig& config, const EngineOptions& options) {
   shape.num_q_heads = static_cast<int32_t>(config.num_q_heads);
   shape.num_kv_heads = static_cast<int32_t>(config.num_kv_heads);
   shape.head_dim = static_cast<int32_t>(config.head_dim);
-  shape.type = config.dtype;
-  if (options.dtype == WeightType::kBF16) shape.type = DType::kBF16;
-  if (options.dtype == WeightType::kF16) shape.type = DType::kF16;
-  if (options.dtype == WeightType::kF32) shape.type = DType::kF32;
+  shape.type = model_type(config, options);
+  if (options.kv_type == KvType::kF32) shape.type = DType::kF32;
+  if (options.kv_type == KvType::kBF16) shape.type = DType::kBF16;
+  if (options.kv_type == KvType::kF16) shape.type = DType::kF16;
+  if (options.kv_type == KvType::kInt8) shape.stored = RowFormat::kInt8;
+  if (options.kv_type == KvType::kFp8) shape.stored = RowFormat::kFp8;
   shape.code_bits = options.code_bits;
   return shape;
 }
@@ -110,7 +125,7 @@ PlanInput plan_input(const ModelConfig& config, const EngineOptions& options, co
   input.shape = shape;
   input.context_tokens = capacity_tokens;
   input.batch = batch;
-  input.weight_bytes = weight_bytes(config, options, shape);
+  input.weight_bytes = weight_bytes(config, options);
   input.workspace_bytes = step_workspace_bytes(config, options, shape);
   input.sink_tokens = policy.sink;
   input.ring_tokens = ring_tokens(policy);

@@ -9,6 +9,10 @@
 
 namespace clo {
 
+// --dtype, or what the files hold: the type of products and plain weights, and of rows where
+// --kv-type does not say otherwise.
+DType model_type(const ModelConfig& config, const EngineOptions& options);
+
 // Shape of the KV rows under these options; whether a backend takes it is choose_backend's
 // question.
 KvShape kv_shape(const ModelConfig& config, const EngineOptions& options);
@@ -34,9 +38,8 @@ PlanInput plan_input(const ModelConfig& config, const EngineOptions& options, co
                      const PolicyOptions& policy, int64_t capacity_tokens, int64_t batch);
 
 // How the backend keeps the weights. Fails: as plan_weights().
-Result<WeightPlan> weight_plan(const ModelConfig& config, const EngineOptions& options,
-                               const KvShape& shape);
-int64_t weight_bytes(const ModelConfig& config, const EngineOptions& options, const KvShape& shape);
+Result<WeightPlan> weight_plan(const ModelConfig& config, const EngineOptions& options);
+int64_t weight_bytes(const ModelConfig& config, const EngineOptions& options);
 
 // The most tokens a step computes: a prefill chunk or a decode batch.
 int64_t max_step_rows(const ModelConfig& config, const EngineOptions& options);

@@ -18,6 +18,11 @@ struct BlockParts {
 
 int64_t bitmap_words(const HeadCacheSpec& spec) { return divide_up(spec.capacity_tokens, 64); }
 
+// Whether the head owns a sink and a ring.
+bool has_fixed_rows(const KvShape& shape, const HeadCacheSpec& spec) {
+  return !spec.resident || shape.compressed();
+}
+
 BlockParts block_parts(const KvShape& shape, const HeadCacheSpec& spec) {
   BlockParts parts;
   const auto place = [&](int64_t bytes) {
@@ -25,13 +30,14 @@ BlockParts block_parts(const KvShape& shape, const HeadCacheSpec& spec) {
     parts.total = round_up(parts.total + bytes, 64);
     return at;
   };
-  const int64_t row = shape.row_bytes();
+  if (has_fixed_rows(shape, spec)) {
+    parts.sink = place(spec.sink_tokens * shape.row_bytes());
+    parts.ring = place(spec.ring_tokens * shape.row_bytes());
+  }
   if (spec.resident) {
-    parts.resident = place(spec.capacity_tokens * row);
+    parts.resident = place(spec.capacity_tokens * shape.stored_row_bytes());
   } else {
-    parts.sink = place(spec.sink_tokens * row);
-    parts.ring = place(spec.ring_tokens * row);
-    parts.slots = place(spec.slot_capacity * row);
+    parts.slots = place(spec.slot_capacity * shape.stored_row_bytes());
     parts.held = place(bitmap_words(spec) * 8);
   }
   parts.map = place(spec.slot_capacity * int64_t{4});
@@ -56,11 +62,13 @@ HeadCacheView view_head_cache(const KvShape& shape, const HeadCacheSpec& spec, s
   head.ring_tokens = spec.ring_tokens;
   head.slot_capacity = spec.slot_capacity;
   head.capacity_tokens = spec.capacity_tokens;
+  if (has_fixed_rows(shape, spec)) {
+    head.sink = block + parts.sink;
+    head.ring = block + parts.ring;
+  }
   if (spec.resident) {
     head.resident = block + parts.resident;
   } else {
-    head.sink = block + parts.sink;
-    head.ring = block + parts.ring;
     head.slots = block + parts.slots;
     head.held = reinterpret_cast<uint64_t*>(block + parts.held);
   }
@@ -88,7 +96,7 @@ HeadCacheView bind_head_cache(const KvShape& shape, const HeadCacheSpec& spec, s
 std::byte* fixed_row(const KvShape& shape, const HeadCacheView& head, int64_t token,
                      int64_t context_tokens) {
   const int64_t row = shape.row_bytes();
-  if (head.is_resident()) return head.resident + token * row;
+  if (head.is_resident() && !shape.compressed()) return head.resident + token * row;
   if (token < head.sink_tokens) return head.sink + token * row;
   if (token >= context_tokens - head.ring_tokens) {
     return head.ring + (token % head.ring_tokens) * row;

@@ -3,9 +3,10 @@
 // it. This room owns layout and transitions; backends call them (or mirror them in kernels and
 // are tested to be equal). No allocation: the caller gives a block of the device arena.
 //
-// An evictable head's block: [sink rows | ring rows | slots | slot map | held bits | label |
+// An evictable head's block: [sink rows | ring rows | slots | held bits | slot map | label |
 // state]. A resident head's block:   [all rows | set list | label | state]; its set is a sorted
-// list of tokens and moves no rows.
+// list of tokens and moves no rows. Where stored rows are compressed, [sink rows | ring rows] in
+// full precision lie before all rows.
 //
 // States of a slot, and who moves it:
 //
@@ -46,8 +47,9 @@ std::span<std::byte> head_cache_records(const KvShape& shape, const HeadCacheSpe
 // Lays an empty head cache over `block` in this process's memory.
 HeadCacheView bind_head_cache(const KvShape& shape, const HeadCacheSpec& spec, std::byte* block);
 
-// The row of `token` on the device, or null when it is in neither sink, ring nor resident rows.
-// A set row is found through its slot instead.
+// The full row of `token` on the device, or null when there is none: it is in neither sink nor
+// ring, nor among resident rows that are not compressed. A set row is found through its slot
+// instead, or among a resident head's rows.
 std::byte* fixed_row(const KvShape& shape, const HeadCacheView& head, int64_t token,
                      int64_t context_tokens);
 

@@ -98,15 +98,15 @@ MemoryPlan sketch_memory(const PlanInput& input) {
   }
   add("key codes", "device", codes, "--bits");
   add("head caches", "device", input.batch * evictable * head.evictable,
-      "--kv-ratio, --set-tokens, --recent, --max-label-age");
+      "--kv-ratio, --set-tokens, --recent, --max-label-age, --kv-type");
   add("dense layers", "device", input.batch * input.num_dense_heads * head.resident,
-      "--dense-layers");
+      "--dense-layers, --kv-type");
   add("persistent heads", "device", input.batch * persistent * head.resident,
-      "--persistent-heads, --device-memory");
+      "--persistent-heads, --device-memory, --kv-type");
   add("host store", "host",
       (host_pages ? pages * kPageTokens * shape.token_bytes() : 0) +
           (input.host_copy ? all_codes : 0),
-      "--context, --host-memory");
+      "--context, --host-memory, --kv-type");
   add("process overhead", "process", input.process_overhead_bytes, "--threads");
   return plan;
 }

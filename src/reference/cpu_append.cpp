@@ -1,6 +1,7 @@
 // Appending rows, and the codes of keys.
 #include <cstring>
 
+#include "ops/stored_row.h"
 #include "reference/cpu_ops.h"
 
 namespace clo {
@@ -37,7 +38,7 @@ void encode_row(const SimdTable& simd, const HashParams& hash, const float* x, u
 void CpuOps::append(const AppendParams& p) {
   const KvShape& shape = p.shape;
   const int64_t tokens = p.tokens_per_sequence;
-  const int64_t row_bytes = shape.row_bytes();
+  const int64_t row_bytes = shape.row_bytes(), stored_bytes = shape.stored_row_bytes();
   const int words = shape.code_words();
   const int64_t work = p.num_sequences * tokens * shape.num_kv_heads;
   const auto append_one = [&](int64_t w) {
@@ -55,11 +56,22 @@ void CpuOps::append(const AppendParams& p) {
     const auto put = [&](std::byte* target) {
       std::memcpy(target, row, static_cast<size_t>(row_bytes));
     };
+    float key_values[kMaxHeadDim];  // of the full row; made where somebody reads them
+    alignas(16) std::byte compressed[2 * kMaxHeadDim + 16];
+    const std::byte* stored = row;
+    if (shape.compressed()) {
+      float values[kMaxHeadDim];
+      simd_.widen_row(full_kind(shape), row, shape.head_dim, key_values, values);
+      compress_row(shape, key_values, values, compressed);
+      stored = compressed;
+    }
+    const auto put_stored = [&](std::byte* target) {
+      std::memcpy(target, stored, static_cast<size_t>(stored_bytes));
+    };
 
     const HeadCacheView& cache = sequence.heads[head];
-    if (cache.is_resident()) {
-      put(cache.resident + position * row_bytes);
-    } else {
+    if (cache.is_resident()) put_stored(cache.resident + position * stored_bytes);
+    if (!cache.is_resident() || shape.compressed()) {
       if (position < cache.sink_tokens) put(cache.sink + position * row_bytes);
       // Of a long run only the last ring_tokens rows stay; earlier ones would be overwritten.
       if (position + cache.ring_tokens >= p.first_token[s] + tokens) {
@@ -68,14 +80,14 @@ void CpuOps::append(const AppendParams& p) {
     }
     const int64_t page = position / kPageTokens;
     const int64_t slot = int64_t{head} * kPageTokens + position % kPageTokens;
-    if (sequence.host_rows != nullptr) put(sequence.host_rows[page] + slot * row_bytes);
+    if (sequence.host_rows != nullptr) put_stored(sequence.host_rows[page] + slot * stored_bytes);
     if (p.hashes != nullptr &&
         (sequence.host_codes != nullptr || sequence.device_codes != nullptr)) {
-      // The code is of the stored key, so that it can be made again from the row.
-      float stored[kMaxHeadDim], scratch[kMaxHeadDim];
+      // The code is of the full row's key, the same however rows are stored.
+      float scratch[kMaxHeadDim];
       uint64_t code[kMaxHeadDim / 8];
-      simd_.to_f32(shape.type, row, stored, shape.head_dim);
-      encode_row(simd_, p.hashes[head], stored, code, scratch);
+      if (!shape.compressed()) simd_.to_f32(shape.type, row, key_values, shape.head_dim);
+      encode_row(simd_, p.hashes[head], key_values, code, scratch);
       const auto code_bytes = static_cast<size_t>(shape.code_bytes());
       if (sequence.host_codes != nullptr) {
         std::memcpy(sequence.host_codes[page] + slot * words, code, code_bytes);

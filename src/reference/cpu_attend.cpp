@@ -1,6 +1,8 @@
-// Decode attention over [sink | set | ring], or over all rows of a resident head. The rows of a
-// head are cut into parts of fixed size; parts run in parallel and are merged by log-sum-exp in
-// order, so the result depends neither on the number of threads nor on the rest of the batch.
+// Decode attention over [sink | set | ring], or over all rows of a resident head. Sink and ring are
+// full rows, the others stored ones; where these are compressed a part reads first its full rows,
+// then the stored ones, and both carry one maximum, sum and accumulator. The rows of a head are cut
+// into parts of fixed size; parts run in parallel and are merged by log-sum-exp in order, so the
+// result depends neither on the number of threads nor on the rest of the batch.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -18,23 +20,49 @@ constexpr int64_t kPartRows = 1024;
 constexpr int64_t kListTasks = 4;
 constexpr int64_t kMergeTasks = 16;
 
-// Appends the rows a head attends to, in the order sink, set, ring. A set token that is still in
-// the ring is taken from the ring alone. (A head that attends everything needs no list: its rows
-// are one run.)
-void list_rows(const KvShape& shape, const HeadTask& task, std::vector<const std::byte*>& rows) {
-  const HeadCacheView& head = *task.head;
-  const int64_t row_bytes = shape.row_bytes();
-  const int64_t context = task.context_tokens;
+// Where sink and ring of a head lie among `context` tokens: [0, sinks) and [ring_begin, context).
+struct FixedTokens {
+  int64_t sinks = 0, ring_begin = 0;
+};
+FixedTokens fixed_tokens(const HeadCacheView& head, int64_t context) {
   const int64_t sinks = std::min<int64_t>(head.sink_tokens, context);
-  const int64_t ring_begin = std::max<int64_t>(sinks, context - head.ring_tokens);
-  for (int64_t t = 0; t < sinks; ++t) rows.push_back(fixed_row(shape, head, t, context));
+  return {sinks, std::max<int64_t>(sinks, context - head.ring_tokens)};
+}
+
+// The rows a head attends to, in the order sink, set, ring; beside compressed rows sink and ring
+// come first, as one run of loops reads rows of one kind. A set token that is still in the ring is
+// taken from the ring alone.
+void list_rows(const KvShape& shape, const HeadTask& task, RowList& rows) {
+  const HeadCacheView& head = *task.head;
+  const int64_t stored_bytes = shape.stored_row_bytes();
+  const int64_t context = task.context_tokens;
+  const bool mixed = shape.compressed();
+  rows.listed.clear();
+  rows.num_full = rows.num_in_run = 0;
+  if (task.attend_all && !mixed) {
+    rows.run = head.resident;
+    rows.num_in_run = context;
+    return;
+  }
+  const auto [sinks, ring_begin] = fixed_tokens(head, context);
+  const auto list_fixed = [&, last = context](int64_t first, int64_t end) {
+    for (int64_t t = first; t < end; ++t) rows.listed.push_back(fixed_row(shape, head, t, last));
+  };
+  list_fixed(0, sinks);
+  if (mixed) list_fixed(ring_begin, context);
+  if (mixed) rows.num_full = std::ssize(rows.listed);
+  if (task.attend_all) {
+    rows.run = head.resident + sinks * stored_bytes;
+    rows.num_in_run = ring_begin - sinks;
+    return;
+  }
   for (int32_t slot = 0; slot < head.state->num_slots_used; ++slot) {
     const int32_t token = head.slot_token[slot];
     if (token < 0 || token >= ring_begin) continue;
-    rows.push_back(head.is_resident() ? head.resident + token * row_bytes
-                                      : head.slots + slot * row_bytes);
+    rows.listed.push_back(head.is_resident() ? head.resident + token * stored_bytes
+                                             : head.slots + slot * stored_bytes);
   }
-  for (int64_t t = ring_begin; t < context; ++t) rows.push_back(fixed_row(shape, head, t, context));
+  if (!mixed) list_fixed(ring_begin, context);
 }
 
 void scale_query(const KvShape& shape, const HeadTask& task, float scale, float* out) {
@@ -53,15 +81,13 @@ void CpuOps::attend(const AttendParams& p) {
 
   pool_.run_ranges(p.num_tasks, kListTasks, [&](int64_t begin, int64_t end) {
     for (auto t = static_cast<size_t>(begin); t < static_cast<size_t>(end); ++t) {
-      row_lists_[t].clear();
-      if (!p.tasks[t].attend_all) list_rows(shape, p.tasks[t], row_lists_[t]);
+      list_rows(shape, p.tasks[t], row_lists_[t]);
       scale_query(shape, p.tasks[t], p.scale, scaled_queries_.data() + t * group * dim);
     }
   });
   first_part_.assign(1, 0);
   for (size_t t = 0; t < tasks; ++t) {
-    const int64_t rows = p.tasks[t].attend_all ? p.tasks[t].context_tokens
-                                               : static_cast<int64_t>(row_lists_[t].size());
+    const int64_t rows = row_lists_[t].size();
     first_part_.push_back(first_part_.back() + std::max<int64_t>(1, divide_up(rows, kPartRows)));
     if (p.rows_read != nullptr) p.rows_read[t] = rows;
   }
@@ -72,28 +98,32 @@ void CpuOps::attend(const AttendParams& p) {
   pool_.run(num_parts, [&](int64_t part, int) {
     const auto t = static_cast<size_t>(
         std::upper_bound(first_part_.begin(), first_part_.end(), part) - first_part_.begin() - 1);
-    const HeadTask& task = p.tasks[t];
-    const int64_t num_rows =
-        task.attend_all ? task.context_tokens : static_cast<int64_t>(row_lists_[t].size());
+    const RowList& list = row_lists_[t];
     float* max = partial_.data() + part * part_floats;
     float* sum = max + group;
     float* acc = sum + group;
     std::fill_n(max, group, -INFINITY);
     std::fill_n(sum, int64_t{group} * (1 + dim), 0.0f);
     const int64_t first = (part - first_part_[t]) * kPartRows;
-    const int64_t last = std::min(first + kPartRows, num_rows);
+    const int64_t last = std::min(first + kPartRows, list.size());
     const std::byte* run[kBlockRows + kRowsAhead];
-    for (int64_t r = first; r < last; r += kBlockRows) {
-      const int count = static_cast<int>(std::min<int64_t>(kBlockRows, last - r));
-      const int listed = static_cast<int>(std::min<int64_t>(kBlockRows + kRowsAhead, num_rows - r));
-      const std::byte* const* rows = row_lists_[t].data() + r;
-      if (task.attend_all) {
-        for (int i = 0; i < listed; ++i) run[i] = task.head->resident + (r + i) * shape.row_bytes();
-        rows = run;
+    // Rows [begin, end) of one kind, of which [begin, known) can be asked for.
+    const auto attend_kind = [&](RowKind kind, int64_t begin, int64_t end, int64_t known) {
+      for (int64_t r = begin; r < end; r += kBlockRows) {
+        const int count = static_cast<int>(std::min<int64_t>(kBlockRows, end - r));
+        const int listed = static_cast<int>(std::min<int64_t>(kBlockRows + kRowsAhead, known - r));
+        const std::byte* const* rows = list.listed.data() + r;
+        if (list.num_in_run > 0 && r >= std::ssize(list.listed)) {
+          const int64_t at = r - std::ssize(list.listed);
+          for (int i = 0; i < listed; ++i) run[i] = list.run + (at + i) * shape.stored_row_bytes();
+          rows = run;
+        }
+        simd_.attend_rows(kind, dim, group, rows, count, listed,
+                          scaled_queries_.data() + t * group * dim, max, sum, acc);
       }
-      simd_.attend_rows(shape.type, dim, group, rows, count, listed,
-                        scaled_queries_.data() + t * group * dim, max, sum, acc);
-    }
+    };
+    attend_kind(full_kind(shape), first, std::min(last, list.num_full), list.num_full);
+    attend_kind(stored_kind(shape), std::max(first, list.num_full), last, list.size());
   });
 
   const auto merge = [&](size_t t) {
@@ -136,32 +166,37 @@ void CpuOps::full_scores(const FullScoreParams& p) {
     scale_query(shape, task, p.scale, query.data());
     std::vector<float> scores(static_cast<size_t>(group) * kBlockRows);
     std::vector<double> max(static_cast<size_t>(group), -INFINITY), sum(max.size(), 0.0);
-    for (int64_t first = 0; first < task.context_tokens; first += kBlockRows) {
-      const int count =
-          static_cast<int>(std::min<int64_t>(kBlockRows, task.context_tokens - first));
-      const std::byte* rows[kBlockRows];
-      for (int i = 0; i < count; ++i) {
-        const int64_t token = first + i;
-        rows[i] = task.head->is_resident()
-                      ? task.head->resident + token * shape.row_bytes()
-                      : task.sequence->host_rows[token / kPageTokens] +
-                            (int64_t{task.kv_head} * kPageTokens + token % kPageTokens) *
-                                shape.row_bytes();
-      }
-      simd_.score_rows(shape.type, dim, group, rows, count, query.data(), scores.data());
-      for (int g = 0; g < group; ++g) {
-        const auto at = static_cast<size_t>(g);
-        for (int i = 0; i < count; ++i) {
-          const double s = scores[at * kBlockRows + static_cast<size_t>(i)];
-          if (s > max[at]) {
-            sum[at] = sum[at] * std::exp(max[at] - s) + 1;
-            max[at] = s;
-          } else {
-            sum[at] += std::exp(s - max[at]);
+    const auto scan = [&](RowKind kind, int64_t begin, int64_t end, const auto& row_of) {
+      for (int64_t first = begin; first < end; first += kBlockRows) {
+        const int count = static_cast<int>(std::min<int64_t>(kBlockRows, end - first));
+        const std::byte* rows[kBlockRows];
+        for (int i = 0; i < count; ++i) rows[i] = row_of(first + i);
+        simd_.score_rows(kind, dim, group, rows, count, query.data(), scores.data());
+        for (int g = 0; g < group; ++g) {
+          const auto at = static_cast<size_t>(g);
+          for (int i = 0; i < count; ++i) {
+            const double s = scores[at * kBlockRows + static_cast<size_t>(i)];
+            if (s > max[at]) {
+              sum[at] = sum[at] * std::exp(max[at] - s) + 1;
+              max[at] = s;
+            } else {
+              sum[at] += std::exp(s - max[at]);
+            }
           }
         }
       }
-    }
+    };
+    const auto fixed = [&](int64_t token) {
+      return fixed_row(shape, *task.head, token, task.context_tokens);
+    };
+    const auto stored = [&](int64_t token) { return stored_row(shape, task, token); };
+    // Each row as dense attention would read it.
+    const int64_t context = task.context_tokens;
+    const auto [sinks, ring_begin] =
+        shape.compressed() ? fixed_tokens(*task.head, context) : FixedTokens{0, context};
+    scan(full_kind(shape), 0, sinks, fixed);
+    scan(stored_kind(shape), sinks, ring_begin, stored);
+    scan(full_kind(shape), ring_begin, context, fixed);
     for (int g = 0; g < group; ++g) {
       const auto at = static_cast<size_t>(g);
       p.log_sum_exp[t * group + g] = static_cast<float>(max[at] + std::log(sum[at]));

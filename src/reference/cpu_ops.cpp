@@ -27,6 +27,24 @@ constexpr int64_t kGemmWidth = 64;
 
 }  // namespace
 
+RowKind full_kind(const KvShape& shape) {
+  return shape.type == DType::kF32   ? RowKind::kF32
+         : shape.type == DType::kF16 ? RowKind::kF16
+                                     : RowKind::kBF16;
+}
+
+RowKind stored_kind(const KvShape& shape) {
+  return shape.stored == RowFormat::kInt8  ? RowKind::kInt8
+         : shape.stored == RowFormat::kFp8 ? RowKind::kFp8
+                                           : full_kind(shape);
+}
+
+const std::byte* stored_row(const KvShape& shape, const HeadTask& task, int64_t token) {
+  if (task.head->is_resident()) return task.head->resident + token * shape.stored_row_bytes();
+  return task.sequence->host_rows[token / kPageTokens] +
+         (int64_t{task.kv_head} * kPageTokens + token % kPageTokens) * shape.stored_row_bytes();
+}
+
 CpuOps::CpuOps(ThreadPool& pool)
     : pool_(pool), simd_(simd_table()), tile_(static_cast<size_t>(pool.num_threads())) {}
 

@@ -13,6 +13,22 @@
 
 namespace clo {
 
+// The kinds of a head's rows: in sink and ring, and everywhere else.
+RowKind full_kind(const KvShape& shape);
+RowKind stored_kind(const KvShape& shape);
+// The stored row of a token: a resident head's own, or in the host store.
+const std::byte* stored_row(const KvShape& shape, const HeadTask& task, int64_t token);
+
+// The rows that a head attends to in a step: those listed, then a run of a resident head's.
+struct RowList {
+  std::vector<const std::byte*> listed;
+  int64_t num_full = 0;  // of the listed ones, at their beginning: full rows beside compressed ones
+  const std::byte* run = nullptr;
+  int64_t num_in_run = 0;
+
+  int64_t size() const { return static_cast<int64_t>(listed.size()) + num_in_run; }
+};
+
 class CpuOps final : public Ops {
  public:
   // `pool` outlives this.
@@ -54,15 +70,15 @@ class CpuOps final : public Ops {
   std::unique_ptr<ThreadPool> own_pool_;
   ThreadPool& pool_;
   const SimdTable& simd_;
-  std::vector<float> weight_f32_;                         // one weight matrix widened for a GEMM
-  std::vector<ActivationBlock> activations_;              // rows of a product with blocks
-  std::vector<float> packed_keys_, packed_values_;        // one page of every KV head
-  std::vector<float> row_max_, row_sum_;                  // online softmax state of a prefill chunk
-  std::vector<std::vector<float>> tile_;                  // [thread] scores of a tile
-  std::vector<float> scaled_queries_;                     // decode queries times scale
-  std::vector<float> partial_;                            // decode: one (max, sum, acc) per part
-  std::vector<std::vector<const std::byte*>> row_lists_;  // decode: [task] rows attended
-  std::vector<int64_t> first_part_;                       // decode: [task + 1] part numbers
+  std::vector<float> weight_f32_;                   // one weight matrix widened for a GEMM
+  std::vector<ActivationBlock> activations_;        // rows of a product with blocks
+  std::vector<float> packed_keys_, packed_values_;  // one page of every KV head
+  std::vector<float> row_max_, row_sum_;            // online softmax state of a prefill chunk
+  std::vector<std::vector<float>> tile_;            // [thread] scores of a tile
+  std::vector<float> scaled_queries_;               // decode queries times scale
+  std::vector<float> partial_;                      // decode: one (max, sum, acc) per part
+  std::vector<RowList> row_lists_;                  // decode: [task] rows attended
+  std::vector<int64_t> first_part_;                 // decode: [task + 1] part numbers
 };
 
 // Bits of one key or query. x [head_dim], out [bits / 64]. scratch [width].

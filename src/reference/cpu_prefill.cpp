@@ -1,6 +1,8 @@
 // Prefill attention: a chunk of queries against all rows so far, page by page. Each page of each
 // KV head is widened and packed once for the whole chunk; query tiles then walk it with an online
-// softmax. Rows of evictable heads are streamed from the host store, resident ones from the device.
+// softmax. Rows of evictable heads are streamed from the host store, resident ones from the device:
+// all in their stored form, the chunk's own too, so that a prompt's result depends neither on how
+// it was cut nor on what of it a stored prefix supplied.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -26,10 +28,8 @@ void pack_page(const SimdTable& simd, const KvShape& shape, const std::byte* row
       std::memset(value, 0, sizeof(float) * static_cast<size_t>(dim));
       continue;
     }
-    const std::byte* row = rows + c * shape.row_bytes();
-    simd.to_f32(shape.type, row, key, dim);
+    simd.widen_row(stored_kind(shape), rows + c * shape.stored_row_bytes(), dim, key, value);
     for (int d = 0; d < dim; ++d) strip[d * kStripKeys] = key[d];
-    simd.to_f32(shape.type, row + shape.value_offset(), value, dim);
   }
 }
 
@@ -63,8 +63,9 @@ void CpuOps::prefill_attention(const PrefillAttentionParams& p) {
     pool_.run(shape.num_kv_heads, [&](int64_t head, int) {
       const HeadCacheView& cache = p.sequence.heads[head];
       const std::byte* rows =
-          cache.is_resident() ? cache.resident + page_begin * shape.row_bytes()
-                              : p.sequence.host_rows[page] + head * kPageTokens * shape.row_bytes();
+          cache.is_resident()
+              ? cache.resident + page_begin * shape.stored_row_bytes()
+              : p.sequence.host_rows[page] + head * kPageTokens * shape.stored_row_bytes();
       pack_page(simd_, shape, rows, count, packed_keys_.data() + page_floats * head,
                 packed_values_.data() + page_floats * head);
     });

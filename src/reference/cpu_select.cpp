@@ -19,12 +19,6 @@ struct Scratch {
   std::vector<uint32_t> histogram;
 };
 
-const std::byte* key_row(const KvShape& shape, const HeadTask& task, int64_t token) {
-  if (task.head->is_resident()) return task.head->resident + token * shape.row_bytes();
-  return task.sequence->host_rows[token / kPageTokens] +
-         (int64_t{task.kv_head} * kPageTokens + token % kPageTokens) * shape.row_bytes();
-}
-
 // Calls piece(first token, count, codes) for each page's share of the candidate range.
 template <typename Piece>
 void for_each_page(const SelectTask& task, int words, const Piece& piece) {
@@ -108,9 +102,10 @@ void select_exact(const SimdTable& simd, const KvShape& shape, const SelectTask&
     const int here = static_cast<int>(std::min<size_t>(kBlockRows, count - first));
     const std::byte* rows[kBlockRows];
     for (int i = 0; i < here; ++i) {
-      rows[i] = key_row(shape, task.head, task.first_candidate + static_cast<int64_t>(first) + i);
+      rows[i] =
+          stored_row(shape, task.head, task.first_candidate + static_cast<int64_t>(first) + i);
     }
-    simd.score_rows(shape.type, dim, group, rows, here, query.data(), block);
+    simd.score_rows(stored_kind(shape), dim, group, rows, here, query.data(), block);
     for (int g = 0; g < group; ++g) {
       for (int i = 0; i < here; ++i) {
         by_head[static_cast<size_t>(g) * count + first + static_cast<size_t>(i)] =

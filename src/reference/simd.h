@@ -21,6 +21,9 @@ inline constexpr int kBlockRows = 64;
 // Rows that are asked for ahead of the one being read.
 inline constexpr int kRowsAhead = 16;
 
+// What a token row holds: K and V of an element type, or a compressed row (ops/stored_row.h).
+enum class RowKind : uint8_t { kF32, kF16, kBF16, kInt8, kFp8 };
+
 // 32 activations in 8 bits: x = scale code.
 struct ActivationBlock {
   int8_t code[kBlockInputs];
@@ -56,14 +59,17 @@ struct SimdTable {
 
   void (*to_f32)(DType type, const std::byte* source, float* target, int64_t count);
   void (*from_f32)(DType type, const float* source, std::byte* target, int64_t count);
+  // The values of a row: key, value [head_dim].
+  void (*widen_row)(RowKind kind, const std::byte* row, int head_dim, float* key, float* value);
 
   // Online softmax of `group` queries over `count` <= kBlockRows token rows. rows[count, listed)
   // are read next: their lines are asked for early.
   // queries [group, head_dim] already scaled; max, sum [group]; acc [group, head_dim].
-  void (*attend_rows)(DType type, int head_dim, int group, const std::byte* const* rows, int count,
-                      int listed, const float* queries, float* max, float* sum, float* acc);
+  void (*attend_rows)(RowKind kind, int head_dim, int group, const std::byte* const* rows,
+                      int count, int listed, const float* queries, float* max, float* sum,
+                      float* acc);
   // The same, keys only: log-sum-exp without values.
-  void (*score_rows)(DType type, int head_dim, int group, const std::byte* const* rows, int count,
+  void (*score_rows)(RowKind kind, int head_dim, int group, const std::byte* const* rows, int count,
                      const float* queries, float* scores);  // scores [group, kBlockRows]
 
   // Prefill: scores[r * keys + c] = dot(query r, key c), queries at `stride`, keys packed in

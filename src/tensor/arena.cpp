@@ -103,8 +103,22 @@ Result<std::byte*> Arena::allocate(int64_t num_bytes) {
 void Arena::deallocate(std::byte* block) {
   const auto found = allocated_.find(block - base_);
   CLO_CHECK(found != allocated_.end(), name_, block - base_);
-  auto [offset, size] = *found;
+  const auto [offset, size] = *found;
   allocated_.erase(found);
+  add_free(offset, size);
+}
+
+void Arena::shrink(std::byte* block, int64_t num_bytes) {
+  const auto found = allocated_.find(block - base_);
+  CLO_CHECK(found != allocated_.end(), name_, block - base_);
+  const int64_t kept = round_up(num_bytes, kAlignment), size = found->second;
+  CLO_CHECK(num_bytes > 0 && kept <= size, name_, num_bytes, size);
+  if (kept == size) return;
+  found->second = kept;
+  add_free(found->first + kept, size - kept);
+}
+
+void Arena::add_free(int64_t offset, int64_t size) {
   used_bytes_ -= size;
   auto next = free_.lower_bound(offset);
   if (next != free_.end() && next->first == offset + size) {

@@ -37,6 +37,9 @@ class Arena {
   Result<std::byte*> allocate(int64_t num_bytes);
   // Requires: `block` came from allocate() and was not deallocated since.
   void deallocate(std::byte* block);
+  // Gives back what lies behind a block's first num_bytes; these stay as they are. Requires: as
+  // deallocate(), and 0 < num_bytes <= what was asked for.
+  void shrink(std::byte* block, int64_t num_bytes);
   // Whether allocate(num_bytes) would succeed now.
   bool fits(int64_t num_bytes) const;
 
@@ -54,6 +57,8 @@ class Arena {
  private:
   Arena() = default;
   void release();
+  // A range that was allocated becomes free and merges with its neighbours.
+  void add_free(int64_t offset, int64_t size);
 
   std::string name_;
   ErrorCode shortage_ = ErrorCode::kHostMemory;

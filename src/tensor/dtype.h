@@ -27,6 +27,12 @@ constexpr uint16_t f32_to_bf16(float value) {
 float f16_to_f32(uint16_t bits);
 uint16_t f32_to_f16(float value);
 
+// e4m3: four exponent bits with bias 7, three of mantissa, subnormals in steps of 2^-9, no
+// infinities; S.1111.111 is NaN. Rounding is to nearest, ties to even, and saturates: beyond 448,
+// infinities included, it is +-448. A NaN becomes 0x7F, whatever its sign.
+float e4m3_to_f32(uint8_t bits);
+uint8_t f32_to_e4m3(float value);
+
 // Converts `count` elements at `source` (of `type`, any alignment) to f32 and back.
 void convert_to_f32(DType type, const void* source, float* target, int64_t count);
 void convert_from_f32(DType type, const float* source, void* target, int64_t count);

@@ -1,5 +1,6 @@
 #include <cstring>
 
+#include "ops/stored_row.h"
 #include "transfer/transfer_engine.h"
 
 namespace clo {
@@ -28,6 +29,16 @@ class MemcpyEngine final : public TransferEngine {
           }
         }
         std::memcpy(list[i].target, list[i].source, bytes);
+      }
+    });
+  }
+
+  void expand(std::span<const RowMove> moves, const KvShape& shape) override {
+    constexpr int64_t kGrainRows = 32;
+    pool_.run_ranges(std::ssize(moves), kGrainRows, [&](int64_t first, int64_t last) {
+      for (int64_t i = first; i < last; ++i) {
+        const RowMove& move = moves[static_cast<size_t>(i)];
+        expand_to_full(shape, move.source, move.target);
       }
     });
   }

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "base/thread_pool.h"
+#include "ops/kv_layout.h"
 
 namespace clo {
 
@@ -23,6 +24,9 @@ class TransferEngine {
   // Copies row_bytes for each move. Blocks: until all rows have arrived (an asynchronous engine
   // says otherwise in its own header).
   virtual void fetch(std::span<const RowMove> moves, int64_t row_bytes) = 0;
+  // The same for compressed rows whose targets are full rows: expand_to_full() of each. Requires:
+  // shape.compressed().
+  virtual void expand(std::span<const RowMove> moves, const KvShape& shape) = 0;
   // What admission writes to the device arena: `num_bytes` from host memory (which may be reused
   // when the call returns), or one byte repeated.
   virtual void upload(std::byte* target, const void* source, int64_t num_bytes) = 0;

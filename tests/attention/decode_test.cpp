@@ -6,11 +6,13 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <set>
 #include <stdexcept>
 #include <string>
 
 #include "kv_world.h"
+#include "ops/stored_row.h"
 
 namespace clo {
 namespace {
@@ -52,25 +54,41 @@ struct Actor {
   std::vector<std::vector<float>> queries;  // [layer] of the step at hand
 };
 
+// In which of its forms a row is read. kRestored: a full row that a stored one was expanded to.
+enum class Form : uint8_t { kFull, kStored, kRestored };
+
 struct Row {
-  std::vector<float> key, value;  // of one head, as stored
+  std::vector<float> key, value;  // of one head, the values that the form means
 };
-Row expected_row(const KvWorld& world, int32_t layer, int32_t head, int64_t position,
-                 int32_t token) {
+Row expected_row(const KvWorld& world, int32_t layer, int32_t head, int64_t position, int32_t token,
+                 Form form) {
   Row row;
-  const int dim = world.shape.head_dim;
+  const KvShape& shape = world.shape;
+  const int dim = shape.head_dim;
   const auto keys = world.rows(0, layer, position, token);
   const auto values = world.rows(1, layer, position, token);
   for (int d = 0; d < dim; ++d) {
-    row.key.push_back(world.stored(keys[static_cast<size_t>(head * dim + d)]));
-    row.value.push_back(world.stored(values[static_cast<size_t>(head * dim + d)]));
+    row.key.push_back(world.rounded(keys[static_cast<size_t>(head * dim + d)]));
+    row.value.push_back(world.rounded(values[static_cast<size_t>(head * dim + d)]));
+  }
+  if (form == Form::kFull || !shape.compressed()) return row;
+  std::vector<std::byte> stored(static_cast<size_t>(shape.stored_row_bytes()));
+  compress_row(shape, row.key.data(), row.value.data(), stored.data());
+  expand_row(shape, stored.data(), row.key.data(), row.value.data());
+  if (form == Form::kRestored) {
+    for (float& x : row.key) x = world.rounded(x);
+    for (float& x : row.value) x = world.rounded(x);
   }
   return row;
 }
-Row read_row(const KvShape& shape, const std::byte* at) {
+Row read_row(const KvShape& shape, const std::byte* at, bool full) {
   Row row;
   row.key.resize(static_cast<size_t>(shape.head_dim));
   row.value.resize(static_cast<size_t>(shape.head_dim));
+  if (!full && shape.compressed()) {
+    expand_row(shape, at, row.key.data(), row.value.data());
+    return row;
+  }
   convert_to_f32(shape.type, at, row.key.data(), shape.head_dim);
   convert_to_f32(shape.type, at + shape.value_offset(), row.value.data(), shape.head_dim);
   return row;
@@ -79,29 +97,35 @@ Row read_row(const KvShape& shape, const std::byte* at) {
 struct AttendedRow {
   int64_t token;
   const std::byte* row;
+  bool full;  // or stored
 };
 
 // Sink, set and ring of a head, by the words of the design and not by the code that lists them.
 std::vector<AttendedRow> attended_rows(const KvShape& shape, const HeadTask& task) {
   const HeadCacheView& head = *task.head;
-  const int64_t bytes = shape.row_bytes(), context = task.context_tokens;
+  const int64_t full = shape.row_bytes(), stored = shape.stored_row_bytes();
+  const int64_t context = task.context_tokens;
+  // Whose sinks and latest tokens lie apart from its other rows.
+  const bool has_fixed = !head.is_resident() || shape.compressed();
   std::vector<AttendedRow> rows;
   for (int64_t t = 0; t < context; ++t) {
-    if (task.attend_all ||
-        (head.is_resident() && (t < head.sink_tokens || t >= context - head.ring_tokens))) {
-      rows.push_back({t, head.resident + t * bytes});
-    } else if (t < head.sink_tokens) {
-      rows.push_back({t, head.sink + t * bytes});
-    } else if (t >= context - head.ring_tokens) {
-      rows.push_back({t, head.ring + t % head.ring_tokens * bytes});
+    const bool fixed = t < head.sink_tokens || t >= context - head.ring_tokens;
+    if (fixed && has_fixed) {
+      rows.push_back(
+          {t, t < head.sink_tokens ? head.sink + t * full : head.ring + t % head.ring_tokens * full,
+           true});
+    } else if (task.attend_all || fixed) {
+      rows.push_back({t, head.resident + t * stored, false});
     }
   }
   if (task.attend_all) return rows;
   for (int32_t slot = 0; slot < head.state->num_slots_used; ++slot) {
     const int64_t token = head.slot_token[slot];
     if (token < 0 || token >= context - head.ring_tokens) continue;
-    rows.push_back({token, head.is_resident() ? head.resident + token * bytes
-                                              : head.slots + int64_t{slot} * bytes});
+    rows.push_back(
+        {token,
+         head.is_resident() ? head.resident + token * stored : head.slots + int64_t{slot} * stored,
+         false});
   }
   return rows;
 }
@@ -219,15 +243,18 @@ class Simulation {
     const int64_t context = task.context_tokens;
     const auto rows = attended_rows(world_.shape, task);
     std::set<int64_t> tokens;
+    std::map<int64_t, Form> forms;
     for (const AttendedRow& row : rows) {
+      forms[row.token] = form_of(actor, row);
       REQUIRE_THAT(row.token >= 0);
       REQUIRE_THAT(row.token < context);
       REQUIRE_THAT(tokens.insert(row.token).second);  // none twice
       REQUIRE_THAT(world_.device.contains(row.row));
       // The slot holds the row of the token that its map names.
-      const Row expected = expected_row(world_, layer_, task.kv_head, row.token,
-                                        actor.tokens[static_cast<size_t>(row.token)]);
-      const Row found = read_row(world_.shape, row.row);
+      const Row expected =
+          expected_row(world_, layer_, task.kv_head, row.token,
+                       actor.tokens[static_cast<size_t>(row.token)], form_of(actor, row));
+      const Row found = read_row(world_.shape, row.row, row.full);
       REQUIRE_THAT(found.key == expected.key);
       REQUIRE_THAT(found.value == expected.value);
     }
@@ -238,12 +265,18 @@ class Simulation {
       REQUIRE_THAT(tokens.contains(t));
     }
     ++num_checked_;
-    seen_.emplace_back(tokens.begin(), tokens.end());
+    seen_.push_back(std::move(forms));
     if (task.attend_all) {
       REQUIRE_THAT(std::ssize(tokens) == context);
       return;
     }
     check_visible(policy, task, tokens);
+  }
+
+  // A full row of a token that a stored prefix supplied was made from the stored one.
+  static Form form_of(const Actor& actor, const AttendedRow& row) {
+    if (!row.full) return Form::kStored;
+    return row.token < actor.kv->reused_tokens() ? Form::kRestored : Form::kFull;
   }
 
   // Rule 1: a token that is neither sink nor in the ring was a candidate at the last selection.
@@ -278,8 +311,9 @@ class Simulation {
         const Actor& actor = *actors_[a];
         const auto& tokens = seen_[a * static_cast<size_t>(shape.num_kv_heads) + h];
         std::vector<Row> rows;
-        for (const int64_t t : tokens) {
-          rows.push_back(expected_row(world_, layer_, h, t, actor.tokens[static_cast<size_t>(t)]));
+        for (const auto& [t, form] : tokens) {
+          rows.push_back(
+              expected_row(world_, layer_, h, t, actor.tokens[static_cast<size_t>(t)], form));
         }
         for (int g = 0; g < group; ++g) {
           const float* query = actor.group_query(layer_, h) + g * dim;
@@ -308,7 +342,7 @@ class Simulation {
   Attention attention_;
   int32_t layer_ = 0;
   int64_t num_steps_ = 0, num_checked_ = 0;
-  std::vector<std::vector<int64_t>> seen_;  // [task] tokens attended in the layer at hand
+  std::vector<std::map<int64_t, Form>> seen_;  // [task] tokens attended in the layer at hand
 };
 
 void check_counters(const KvWorld& world, const Actor& actor, int64_t steps) {
@@ -318,6 +352,8 @@ void check_counters(const KvWorld& world, const Actor& actor, int64_t steps) {
   RC_ASSERT(total.rows_fetched + total.rows_saved_by_delta == total.rows_requested);
   if (policy.fetch == Fetch::kWhole) RC_ASSERT(total.rows_saved_by_delta == 0);
   RC_ASSERT(total.rows_attended <= total.rows_in_context);
+  RC_ASSERT(total.full_rows_attended <= total.rows_attended);
+  RC_ASSERT((total.full_rows_attended > 0) == world.shape.compressed());
   const int64_t heads = int64_t{world.shape.num_layers} * world.shape.num_kv_heads;
   const int64_t evictable = heads - actor.kv->num_resident_heads();
   // Each evictable head decides once in each step.

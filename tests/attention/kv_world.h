@@ -79,7 +79,7 @@ struct KvWorld {
     return normals(seed ^ (static_cast<uint64_t>(position) << 20) ^ static_cast<uint64_t>(token),
                    kv_width());
   }
-  float stored(float x) const {
+  float rounded(float x) const {
     return shape.type == DType::kF32 ? x : bf16_to_f32(f32_to_bf16(x));
   }
   int64_t pages_in_use() const { return store.used_pages() - store.unreferenced_pages(); }
@@ -135,6 +135,7 @@ inline KvShape arbitrary_small_shape() {
   shape.head_dim = 16;
   shape.type = *rc::gen::element(DType::kF32, DType::kBF16);
   shape.code_bits = *rc::gen::element(0, 64, 128);
+  shape.stored = *rc::gen::element(RowFormat::kFull, RowFormat::kInt8, RowFormat::kFp8);
   return shape;
 }
 

@@ -101,7 +101,7 @@ void check_heads(KvWorld& world, std::vector<Live>& live) {
     for (int32_t layer = 0; layer < world.shape.num_layers; ++layer) {
       for (int32_t h = 0; h < world.shape.num_kv_heads; ++h) {
         const HeadCacheView& head = sequence.kv->head(layer, h);
-        const std::byte* begin = head.is_resident() ? head.resident : head.sink;
+        const std::byte* begin = head.sink != nullptr ? head.sink : head.resident;
         const auto* end = reinterpret_cast<const std::byte*>(head.state + 1);
         RC_ASSERT(head.is_resident() == sequence.kv->is_resident(layer, h));
         RC_ASSERT(world.device.contains(begin));

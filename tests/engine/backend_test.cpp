@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "clo/report.h"
+#include "engine/memory.h"
 
 namespace clo {
 namespace {
@@ -41,6 +42,53 @@ TEST(ForBackend, LeavesWhatWasAskedFor) {
   uncorrected.correction = Correction::kNone;
   EXPECT_EQ(for_backend(uncorrected, Backend::kCuda).predict, Predict::kPreviousStep);
   EXPECT_EQ(for_backend(uncorrected, Backend::kCuda).correction, Correction::kNone);
+}
+
+TEST(CheckDeviceRows, RefusesWhatIsNotTheModelsTypeByName) {
+  KvShape shape;
+  shape.type = DType::kBF16;
+  EXPECT_TRUE(check_device_rows(shape, DType::kBF16));
+  const auto expect_refused = [&](const char* name) {
+    const Status refused = check_device_rows(shape, DType::kBF16);
+    ASSERT_FALSE(refused) << name;
+    EXPECT_EQ(refused.error().code, ErrorCode::kUnsupported);
+    EXPECT_EQ(refused.error().where, "--kv-type");
+    for (const char* part : {name, "bf16", "--backend cpu"}) {
+      EXPECT_NE(refused.error().message.find(part), std::string::npos) << part;
+    }
+  };
+  shape.type = DType::kF16;
+  expect_refused("f16");
+  shape.type = DType::kBF16;
+  shape.stored = RowFormat::kInt8;
+  expect_refused("int8");
+  shape.stored = RowFormat::kFp8;
+  expect_refused("fp8");
+}
+
+TEST(KvShapeOf, TheKvTypeIsOfRowsAloneAndTheTypeOfProducts) {
+  ModelConfig config;
+  config.num_q_heads = config.num_kv_heads = config.num_layers = 1;
+  config.head_dim = 64;
+  config.dtype = DType::kF16;
+  EngineOptions options;
+  const auto expect = [&](KvType kv_type, WeightType dtype, DType row, RowFormat stored,
+                          DType product) {
+    options.kv_type = kv_type;
+    options.dtype = dtype;
+    const KvShape shape = kv_shape(config, options);
+    EXPECT_EQ(shape.type, row);
+    EXPECT_EQ(shape.stored, stored);
+    EXPECT_EQ(model_type(config, options), product);
+  };
+  using enum RowFormat;
+  expect(KvType::kAuto, WeightType::kAuto, DType::kF16, kFull, DType::kF16);
+  expect(KvType::kAuto, WeightType::kBF16, DType::kBF16, kFull, DType::kBF16);
+  expect(KvType::kF32, WeightType::kAuto, DType::kF32, kFull, DType::kF16);
+  expect(KvType::kBF16, WeightType::kF32, DType::kBF16, kFull, DType::kF32);
+  expect(KvType::kF16, WeightType::kBF16, DType::kF16, kFull, DType::kBF16);
+  expect(KvType::kInt8, WeightType::kAuto, DType::kF16, kInt8, DType::kF16);
+  expect(KvType::kFp8, WeightType::kF32, DType::kF32, kFp8, DType::kF32);
 }
 
 TEST(PolicyOptions, AMarginIsAShare) {

@@ -218,13 +218,17 @@ std::vector<std::pair<const std::byte*, const std::byte*>> parts_of(const KvShap
     const auto* begin = static_cast<const std::byte*>(at);
     parts.emplace_back(begin, begin + bytes);
   };
-  const int64_t row = shape.row_bytes();
-  if (spec.resident) {
-    add(head.resident, spec.capacity_tokens * row);
+  if (!spec.resident || shape.compressed()) {
+    add(head.sink, spec.sink_tokens * shape.row_bytes());
+    add(head.ring, spec.ring_tokens * shape.row_bytes());
   } else {
-    add(head.sink, spec.sink_tokens * row);
-    add(head.ring, spec.ring_tokens * row);
-    add(head.slots, spec.slot_capacity * row);
+    EXPECT_EQ(head.sink, nullptr);
+    EXPECT_EQ(head.ring, nullptr);
+  }
+  if (spec.resident) {
+    add(head.resident, spec.capacity_tokens * shape.stored_row_bytes());
+  } else {
+    add(head.slots, spec.slot_capacity * shape.stored_row_bytes());
     add(head.held, (spec.capacity_tokens + 63) / 64 * 8);
   }
   add(head.slot_token, spec.slot_capacity * 4);
@@ -241,6 +245,7 @@ RC_GTEST_PROP(HeadCache, PartsLieInsideTheBlockWithoutOverlap, ()) {
   shape.num_q_heads = shape.num_kv_heads * *rc::gen::inRange(1, 9);
   shape.head_dim = *rc::gen::element(16, 32, 48, 80, 128);
   shape.type = *rc::gen::element(DType::kF32, DType::kBF16);
+  shape.stored = *rc::gen::element(RowFormat::kFull, RowFormat::kInt8, RowFormat::kFp8);
   HeadCacheSpec spec;
   spec.sink_tokens = *rc::gen::inRange(0, 6);
   spec.ring_tokens = *rc::gen::inRange(1, 130);
@@ -294,6 +299,27 @@ TEST(HeadCache, FixedRowsAreSinkRingOrResident) {
   const HeadCacheView resident = bind_head_cache(shape, spec, all.memory);
   for (int64_t t = 0; t < 64; ++t) {
     ASSERT_EQ(fixed_row(shape, resident, t, 64), resident.resident + t * row);
+  }
+}
+
+// Beside compressed rows a resident head is as an evictable one: what it attends at full precision
+// lies in sink and ring.
+TEST(HeadCache, FixedRowsBesideCompressedOnesAreSinkOrRing) {
+  const KvShape shape{1, 1, 1, 16, DType::kF32, 0, RowFormat::kInt8};
+  const int64_t row = shape.row_bytes();
+  for (const bool is_resident : {false, true}) {
+    const HeadCacheSpec spec{2, 5, 3, 64, is_resident};
+    Block block(head_cache_bytes(shape, spec));
+    const HeadCacheView head = bind_head_cache(shape, spec, block.memory);
+    ASSERT_EQ(head.is_resident(), is_resident);
+    for (const int64_t context : {1, 2, 6, 7, 8, 40, 64}) {
+      for (int64_t t = 0; t < context; ++t) {
+        const std::byte* expected = t < 2              ? head.sink + t * row
+                                    : t >= context - 5 ? head.ring + t % 5 * row
+                                                       : nullptr;
+        ASSERT_EQ(fixed_row(shape, head, t, context), expected) << t << " of " << context;
+      }
+    }
   }
 }
 

@@ -266,9 +266,11 @@ TEST(HostStore, WithoutCodesThereAreNone) {
 }
 
 TEST(HostStore, EveryRowAndCodeHasItsOwnPlaceInsideTheArena) {
-  for (const DType type : {DType::kF32, DType::kBF16}) {
+  for (const auto& [type, stored] :
+       {std::pair{DType::kF32, RowFormat::kFull}, std::pair{DType::kBF16, RowFormat::kFull},
+        std::pair{DType::kBF16, RowFormat::kInt8}, std::pair{DType::kF32, RowFormat::kFp8}}) {
     for (const int32_t kv_heads : {1, 3}) {
-      const KvShape shape{2, kv_heads, kv_heads, 16, type, 128};
+      const KvShape shape{2, kv_heads, kv_heads, 16, type, 128, stored};
       HostStore store = make_store(shape, 3);
       std::vector<std::pair<const std::byte*, int64_t>> places;
       for (int32_t layer = 0; layer < shape.num_layers; ++layer) {
@@ -277,9 +279,9 @@ TEST(HostStore, EveryRowAndCodeHasItsOwnPlaceInsideTheArena) {
             for (int32_t token = 0; token < kPageTokens; ++token) {
               // As the layout's owners reach them: from the page's layer pointer.
               const int64_t row = int64_t{head} * kPageTokens + token;
-              const std::byte* at = store.rows(layer, page) + row * shape.row_bytes();
+              const std::byte* at = store.rows(layer, page) + row * shape.stored_row_bytes();
               ASSERT_EQ(at - store.rows(0, 0), store.layout().row_offset(layer, page, head, token));
-              places.emplace_back(at, shape.row_bytes());
+              places.emplace_back(at, shape.stored_row_bytes());
               const auto* code = reinterpret_cast<const std::byte*>(store.codes(layer, page) +
                                                                     row * shape.code_words());
               ASSERT_EQ(code - reinterpret_cast<const std::byte*>(store.codes(0, 0)),

@@ -19,6 +19,7 @@ PlanInput arbitrary_input() {
   input.shape.head_dim = *rc::gen::element(16, 64, 128);
   input.shape.type = *rc::gen::element(DType::kF32, DType::kBF16);
   input.shape.code_bits = *rc::gen::element(0, 64, 128, 256);
+  input.shape.stored = *rc::gen::element(RowFormat::kFull, RowFormat::kInt8, RowFormat::kFp8);
   input.context_tokens = *rc::gen::inRange<int64_t>(1, 20000);
   input.batch = *rc::gen::inRange(1, 5);
   input.weight_bytes = *rc::gen::inRange(0, 1000000);

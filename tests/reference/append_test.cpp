@@ -171,7 +171,7 @@ void place_codes(Scene& scene, int64_t context, const std::vector<HashParams>& h
   for (int64_t t = 0; t < context; ++t) {
     for (int32_t h = 0; h < scene.shape.num_kv_heads; ++h) {
       std::vector<float> stored(static_cast<size_t>(scene.shape.head_dim));
-      for (int d = 0; d < scene.shape.head_dim; ++d) stored[d] = scene.stored(scene.key(t, h) + d);
+      for (int d = 0; d < scene.shape.head_dim; ++d) stored[d] = scene.rounded(scene.key(t, h) + d);
       const std::vector<uint64_t> code = code_of(hashes[h], stored.data());
       for (const auto& pages : {scene.host_codes, scene.device_codes}) {
         std::copy(code.begin(), code.end(),

@@ -13,6 +13,7 @@ inline KvShape arbitrary_shape() {
   shape.num_q_heads = shape.num_kv_heads * *rc::gen::inRange(1, 9);
   shape.head_dim = *rc::gen::element(16, 32, 64, 128);
   shape.type = *rc::gen::element(DType::kF32, DType::kF16, DType::kBF16);
+  shape.stored = *rc::gen::element(RowFormat::kFull, RowFormat::kInt8, RowFormat::kFp8);
   shape.code_bits = *rc::gen::element(64, 128, 192, 256);
   return shape;
 }

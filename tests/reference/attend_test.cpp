@@ -101,7 +101,7 @@ RC_GTEST_PROP(Attend, EqualsNaiveAttentionOverSinkSetAndRing, ()) {
   const Attended result = run_attend(1, shape, tasks, scale);
   for (int32_t h = 0; h < shape.num_kv_heads; ++h) {
     const auto expected =
-        naive_attention(scene, h, tokens[static_cast<size_t>(h)], tasks[h].query, scale);
+        naive_attention(scene, h, tokens[static_cast<size_t>(h)], tasks[h].query, scale, context);
     RC_ASSERT(result.rows_read[h] == std::ssize(tokens[h]));
     RC_ASSERT(largest_error(expected.out, result.out.data() + h * width) < kAttentionError);
     RC_ASSERT(largest_error(expected.log_sum_exp,
@@ -115,8 +115,8 @@ RC_GTEST_PROP(Attend, EqualsNaiveAttentionOverSinkSetAndRing, ()) {
 }
 
 TEST(Attend, ManyPartsAreMergedInOrderWhateverTheThreads) {
-  for (const DType type : {DType::kF32, DType::kF16, DType::kBF16}) {
-    const KvShape shape{1, 6, 2, 16, type, 64};
+  for (const auto& [type, stored] : kRowKinds) {
+    const KvShape shape{1, 6, 2, 16, type, 64, stored};
     // One head attends 4,099 rows of its own, one 2,500 slots: parts of 1,024 rows, the last short.
     Scene scene(shape, {{4, 60, 10, 4099, true}, {4, 60, 2500, 4099, false}}, 3);
     scene.place(4099);
@@ -133,31 +133,34 @@ TEST(Attend, ManyPartsAreMergedInOrderWhateverTheThreads) {
     EXPECT_EQ(one.rows_read, (std::vector<int64_t>{4099, 2564}));
     std::vector<int64_t> all(4099);
     std::iota(all.begin(), all.end(), int64_t{0});
-    const auto dense = naive_attention(scene, 0, all, tasks[0].query, 0.25);
+    const auto dense = naive_attention(scene, 0, all, tasks[0].query, 0.25, 4099);
     EXPECT_LT(largest_error(dense.out, one.out.data()), kAttentionError);
     EXPECT_LT(largest_error(dense.log_sum_exp, one.log_sum_exp.data()), kAttentionError);
-    const auto sparse =
-        naive_attention(scene, 1, attended_tokens(scene.views[1], 4099), tasks[1].query, 0.25);
+    const auto sparse = naive_attention(scene, 1, attended_tokens(scene.views[1], 4099),
+                                        tasks[1].query, 0.25, 4099);
     EXPECT_LT(largest_error(sparse.out, one.out.data() + 48), kAttentionError);
   }
 }
 
 TEST(Attend, APartsRowCountAtItsBorders) {
-  const KvShape shape{1, 1, 1, 16, DType::kF32, 64};
-  Scene scene(shape, {{0, 1, 1, 2100, true}}, 5);
-  scene.place(2100);
-  Random random(6);
-  const std::vector<float> query = random.normals(16);
-  for (const int64_t context : {1, 2, 63, 64, 65, 1023, 1024, 1025, 2047, 2048, 2049}) {
-    HeadTask task = scene.task(0, query.data(), nullptr, context);
-    task.attend_all = true;
-    const Attended result = run_attend(2, shape, {task}, 0.25f);
-    std::vector<int64_t> all(static_cast<size_t>(context));
-    std::iota(all.begin(), all.end(), int64_t{0});
-    const auto expected = naive_attention(scene, 0, all, query.data(), 0.25);
-    EXPECT_LT(largest_error(expected.out, result.out.data()), kAttentionError) << context;
-    EXPECT_LT(largest_error(expected.log_sum_exp, result.log_sum_exp.data()), kAttentionError);
-  }
+  for (const auto& [type, stored] : kRowKinds)
+    for (const int32_t ring : {1, 70, 1024, 1100}) {
+      const KvShape shape{1, 1, 1, 16, type, 64, stored};
+      Random random(6);
+      const std::vector<float> query = random.normals(16);
+      for (const int64_t context : {1, 2, 63, 64, 65, 1023, 1024, 1025, 2047, 2048, 2049}) {
+        Scene scene(shape, {{0, ring, 1, 2100, true}}, 5);
+        scene.place(context);  // the ring is that of this length
+        HeadTask task = scene.task(0, query.data(), nullptr, context);
+        task.attend_all = true;
+        const Attended result = run_attend(2, shape, {task}, 0.25f);
+        std::vector<int64_t> all(static_cast<size_t>(context));
+        std::iota(all.begin(), all.end(), int64_t{0});
+        const auto expected = naive_attention(scene, 0, all, query.data(), 0.25, context);
+        EXPECT_LT(largest_error(expected.out, result.out.data()), kAttentionError) << context;
+        EXPECT_LT(largest_error(expected.log_sum_exp, result.log_sum_exp.data()), kAttentionError);
+      }
+    }
 }
 
 // Scores of hundreds: no overflow, no loss of the largest; and equal scores far below 0.
@@ -174,15 +177,29 @@ TEST(Attend, LargeScoresStayFinite) {
     const HeadTask task = scene.task(0, scaled.data(), nullptr, 100);
     const Attended result = run_attend(1, shape, {task}, 1.0f);
     const auto expected =
-        naive_attention(scene, 0, attended_tokens(scene.views[0], 100), scaled.data(), 1.0);
+        naive_attention(scene, 0, attended_tokens(scene.views[0], 100), scaled.data(), 1.0, 100);
     // An f32 score errs by some 2^-23 of its size, here up to 20 x size.
     EXPECT_LT(largest_error(expected.out, result.out.data()), 1e-5 * size) << size;
     EXPECT_LT(largest_error(expected.log_sum_exp, result.log_sum_exp.data()), 1e-5 * size);
   }
 }
 
-TEST(Attend, ANaNStaysInTheTaskAndQueryItCameFrom) {
-  const KvShape shape{1, 6, 2, 32, DType::kBF16, 64};
+class EveryRowKind : public testing::TestWithParam<std::pair<DType, RowFormat>> {
+ protected:
+  KvShape with_rows(KvShape shape) const {
+    shape.type = GetParam().first;
+    shape.stored = GetParam().second;
+    return shape;
+  }
+};
+std::string name_of(const testing::TestParamInfo<std::pair<DType, RowFormat>>& info) {
+  const KvShape shape{1, 1, 1, 16, info.param.first, 0, info.param.second};
+  return std::string(kv_type_name(shape)) + "_beside_" + std::string(dtype_name(shape.type));
+}
+INSTANTIATE_TEST_SUITE_P(Attend, EveryRowKind, testing::ValuesIn(kRowKinds), name_of);
+
+TEST_P(EveryRowKind, ANaNStaysInTheTaskAndQueryItCameFrom) {
+  const KvShape shape = with_rows({1, 6, 2, 32, DType::kBF16, 64});
   Scene scene(shape, {{4, 20, 30, 300, false}, {4, 20, 30, 300, true}}, 9);
   scene.place(300);
   Random random(10);
@@ -221,8 +238,8 @@ TEST(Attend, ANaNStaysInTheTaskAndQueryItCameFrom) {
 }
 
 // More than one part, so that the merge meets the NaN of one of them.
-TEST(Attend, ANaNKeyInOnePartShowsInTheResult) {
-  const KvShape shape{1, 2, 1, 16, DType::kF32, 64};
+TEST_P(EveryRowKind, ANaNKeyInOnePartShowsInTheResult) {
+  const KvShape shape = with_rows({1, 2, 1, 16, DType::kF32, 64});
   Scene scene(shape, {{0, 1, 1, 3000, true}}, 11);
   scene.keys[2500 * 16 + 3] = NAN;
   scene.place(3000);
@@ -234,14 +251,15 @@ TEST(Attend, ANaNKeyInOnePartShowsInTheResult) {
   for (const float x : result.out) EXPECT_TRUE(std::isnan(x));
   for (const float x : result.log_sum_exp) EXPECT_TRUE(std::isnan(x));
   task.context_tokens = 2500;  // before it
+  scene.place(2500);
   result = run_attend(1, shape, {task}, 0.25f);
   for (const float x : result.out) EXPECT_FALSE(std::isnan(x));
 }
 
 // The identity slot map attends the same rows in the same order as a resident head does.
 TEST(Attend, IdentitySlotsEqualResidentRowsBitForBit) {
-  for (const DType type : {DType::kF32, DType::kF16, DType::kBF16}) {
-    const KvShape shape{1, 4, 1, 64, type, 64};
+  for (const auto& [type, stored] : kRowKinds) {
+    const KvShape shape{1, 4, 1, 64, type, 64, stored};
     const int64_t context = 700;
     Scene evictable(shape, {{4, 100, 700, context, false}}, 13);
     Scene resident(shape, {{4, 100, 700, context, true}}, 13);
@@ -261,6 +279,39 @@ TEST(Attend, IdentitySlotsEqualResidentRowsBitForBit) {
     resident.fill_slots(0, slots);
     EXPECT_TRUE(a.same_as(
         run_attend(1, shape, {resident.task(0, query.data(), nullptr, context)}, 0.125f)));
+  }
+}
+
+// Half of a compressed row that is not finite poisons its head's result: a key through its score, a
+// value through its weight. (In e4m3 an infinity is +-448, so there it must be a NaN.)
+TEST(Attend, ACompressedRowThatIsNotFinitePoisonsItsHead) {
+  for (const auto& [stored, bad] :
+       {std::pair{RowFormat::kInt8, NAN}, std::pair{RowFormat::kInt8, INFINITY},
+        std::pair{RowFormat::kFp8, NAN}}) {
+    for (const bool in_key : {true, false}) {
+      const KvShape shape{1, 4, 2, 64, DType::kBF16, 64, stored};
+      Scene scene(shape, {{4, 20, 30, 300, false}, {4, 20, 30, 300, true}}, 9);
+      // Token 100 of both heads, one element.
+      for (const int32_t h : {0, 1}) {
+        auto& values = in_key ? scene.keys : scene.values;
+        values[static_cast<size_t>(100 * scene.row_stride() + h * 64 + 17)] = bad;
+      }
+      scene.place(300);
+      Random random(10);
+      const std::vector<float> query = random.normals(2 * 64);
+      for (const int32_t h : {0, 1}) {
+        const HeadTask task = scene.task(h, query.data(), nullptr, 300);
+        scene.fill_slots(h, {90, 110});
+        for (const float x : run_attend(1, shape, {task}, 0.1f).out) EXPECT_FALSE(std::isnan(x));
+        scene.fill_slots(h, {90, 100, 110});
+        const std::vector<float> out = run_attend(1, shape, {task}, 0.1f).out;
+        for (size_t i = 0; i < out.size(); ++i) {
+          // A NaN in an e4m3 value is of its element alone.
+          const bool poisoned = in_key || stored == RowFormat::kInt8 || i % 64 == 17;
+          EXPECT_EQ(std::isnan(out[i]), poisoned) << i;
+        }
+      }
+    }
   }
 }
 
@@ -284,7 +335,7 @@ RC_GTEST_PROP(FullScores, EqualTheLogSumExpOfAllRows, ()) {
   CpuOps(2).full_scores({shape, tasks.data(), shape.num_kv_heads, scale, two.data()});
   RC_ASSERT(same_bits(one, two));
   for (int32_t h = 0; h < shape.num_kv_heads; ++h) {
-    const auto expected = naive_attention(scene, h, all, tasks[h].query, scale);
+    const auto expected = naive_attention(scene, h, all, tasks[h].query, scale, context);
     RC_ASSERT(largest_error(expected.log_sum_exp, one.data() + h * shape.group_size()) <
               kAttentionError);
   }

@@ -4,9 +4,11 @@
 
 #include <bit>
 #include <cmath>
+#include <cstring>
 #include <numeric>
 #include <random>
 
+#include "ops/stored_row.h"
 #include "simd_tables.h"
 #include "tensor/dtype.h"
 
@@ -29,6 +31,41 @@ TEST(Conversion, EverySixteenBitNumberWidensExactly) {
         } else {
           ASSERT_EQ(std::bit_cast<uint32_t>(wide[i]), std::bit_cast<uint32_t>(expected[i]))
               << bits[i];
+        }
+      }
+    }
+  }
+}
+
+// Every code in every place of a row, with scales that round.
+TEST(Conversion, CompressedRowsWidenAsTheirValuesAreDefined) {
+  for (const SimdTable* table : tables()) {
+    for (const auto& [stored, kind] :
+         {std::pair{RowFormat::kInt8, RowKind::kInt8}, std::pair{RowFormat::kFp8, RowKind::kFp8}}) {
+      for (const int32_t dim : {16, 80, 128}) {
+        const KvShape shape{1, 1, 1, dim, DType::kF32, 0, stored};
+        for (int first = 0; first < 256; ++first) {
+          std::vector<std::byte> row(static_cast<size_t>(shape.stored_row_bytes()));
+          for (int i = 0; i < 2 * dim; ++i) row[i] = static_cast<std::byte>(first + i);
+          const float scales[2] = {0.0123f, 3.21f};
+          if (stored == RowFormat::kInt8) {
+            std::memcpy(row.data() + shape.scale_offset(), scales, sizeof scales);
+          }
+          const auto size = static_cast<size_t>(dim);
+          std::vector<float> key(size), value(size), expected_key(size), expected_value(size);
+          table->widen_row(kind, row.data(), dim, key.data(), value.data());
+          expand_row(shape, row.data(), expected_key.data(), expected_value.data());
+          for (size_t d = 0; d < size; ++d) {
+            for (const auto& [found, expected] :
+                 {std::pair{key[d], expected_key[d]}, std::pair{value[d], expected_value[d]}}) {
+              if (std::isnan(expected)) {
+                ASSERT_TRUE(std::isnan(found)) << table->name << " " << first + int(d);
+              } else {
+                ASSERT_EQ(std::bit_cast<uint32_t>(found), std::bit_cast<uint32_t>(expected))
+                    << table->name << " " << first + int(d);
+              }
+            }
+          }
         }
       }
     }

@@ -37,7 +37,7 @@ double worst_error(const Scene& scene, const std::vector<float>& queries, int64_
     tokens.push_back(chunk.first + r);
     for (int32_t h = 0; h < shape.num_kv_heads; ++h) {
       const auto expected = naive_attention(
-          scene, h, tokens, queries.data() + r * query_stride + h * group_width, scale);
+          scene, h, tokens, queries.data() + r * query_stride + h * group_width, scale, kAllStored);
       const float* found = out.data() + (r * shape.num_kv_heads + h) * group_width;
       worst = std::max(worst, largest_error(expected.out, found));
     }
@@ -68,8 +68,8 @@ RC_GTEST_PROP(PrefillAttention, EqualsNaiveCausalAttention, ()) {
 }
 
 TEST(PrefillAttention, WholePagesAndManyTiles) {
-  for (const DType type : {DType::kF32, DType::kF16, DType::kBF16}) {
-    const KvShape shape{1, 2, 2, 16, type, 64};
+  for (const auto& [type, stored] : kRowKinds) {
+    const KvShape shape{1, 2, 2, 16, type, 64, stored};
     Scene scene(shape, {{4, 30, 10, 600, false}, {4, 30, 10, 600, true}}, 1);
     Random random(2);
     const std::vector<float> queries = random.normals(600 * 32);
@@ -118,19 +118,37 @@ TEST(PrefillAttention, ANaNQueryStaysInItsRowAndHead) {
 }
 
 TEST(PrefillAttention, ANaNKeyShowsInEveryLaterRow) {
-  const KvShape shape{1, 2, 1, 16, DType::kBF16, 64};
-  Scene scene(shape, {{4, 30, 10, 300, false}}, 8);
-  scene.keys[270 * 16 + 3] = NAN;
-  scene.place(300);
-  Random random(9);
-  const std::vector<float> queries = random.normals(60 * 32);
-  CpuOps ops(1);
-  const std::vector<float> out = run_prefill(ops, scene, queries, 32, {240, 60}, 0.2f);
-  for (int64_t r = 0; r < 60; ++r) {
-    for (int64_t i = 0; i < 32; ++i) {
-      ASSERT_EQ(std::isnan(out[static_cast<size_t>(r * 32 + i)]), 240 + r >= 270) << r;
+  for (const auto& [type, stored] : kRowKinds) {
+    const KvShape shape{1, 2, 1, 16, type, 64, stored};
+    Scene scene(shape, {{4, 30, 10, 300, false}}, 8);
+    scene.keys[270 * 16 + 3] = NAN;
+    scene.place(300);
+    Random random(9);
+    const std::vector<float> queries = random.normals(60 * 32);
+    CpuOps ops(1);
+    const std::vector<float> out = run_prefill(ops, scene, queries, 32, {240, 60}, 0.2f);
+    for (int64_t r = 0; r < 60; ++r) {
+      for (int64_t i = 0; i < 32; ++i) {
+        ASSERT_EQ(std::isnan(out[static_cast<size_t>(r * 32 + i)]), 240 + r >= 270) << r;
+      }
     }
   }
+}
+
+// Compressed rows are read in their stored form whatever chunk they came in, so the result of a
+// row is the same, and so is a NaN that only the compressed form has: an int8 half with an
+// infinity.
+TEST(PrefillAttention, AChunksOwnRowsAreReadAsLaterChunksReadThem) {
+  const KvShape shape{1, 2, 1, 32, DType::kF32, 64, RowFormat::kInt8};
+  Scene scene(shape, {{4, 30, 10, 300, false}}, 10);
+  scene.place(300);
+  Random random(11);
+  const std::vector<float> queries = random.normals(300 * 64);
+  CpuOps ops(2);
+  const std::vector<float> whole = run_prefill(ops, scene, queries, 64, {0, 300}, 0.2f);
+  const std::vector<float> tail(queries.begin() + 290 * 64, queries.end());
+  const std::vector<float> late = run_prefill(ops, scene, tail, 64, {290, 10}, 0.2f);
+  EXPECT_TRUE(same_bits(late, {whole.begin() + 290 * 64, whole.end()}));
 }
 
 }  // namespace

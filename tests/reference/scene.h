@@ -12,6 +12,7 @@
 
 #include "kv/head_cache.h"
 #include "ops/params.h"
+#include "ops/stored_row.h"
 #include "select/hash_signs.h"
 
 namespace clo {
@@ -70,7 +71,7 @@ class Scene {
       views.push_back(bind_head_cache(shape, spec, blocks.back().data()));
     }
     for (int64_t page = 0; page * kPageTokens < capacity; ++page) {
-      pages.emplace_back(shape.num_kv_heads * int64_t{kPageTokens} * shape.row_bytes());
+      pages.emplace_back(shape.num_kv_heads * int64_t{kPageTokens} * shape.stored_row_bytes());
       host_rows.push_back(pages.back().data());
       for (auto* codes : {&host_codes, &device_codes}) {
         pages_of_codes.emplace_back(
@@ -93,29 +94,53 @@ class Scene {
   const float* value(int64_t token, int32_t head) const {
     return values.data() + token * row_stride() + int64_t{head} * shape.head_dim;
   }
-  // As the row holds it, after rounding to the row's type.
-  float stored(const float* x) const {
+  // As a full row holds it, after rounding to the row's type.
+  float rounded(const float* x) const {
     if (shape.type == DType::kF32) return *x;
     return shape.type == DType::kF16 ? f16_to_f32(f32_to_f16(*x)) : bf16_to_f32(f32_to_bf16(*x));
   }
   std::byte* host_row(int64_t token, int32_t head) const {
     return host_rows[static_cast<size_t>(token / kPageTokens)] +
-           (int64_t{head} * kPageTokens + token % kPageTokens) * shape.row_bytes();
+           (int64_t{head} * kPageTokens + token % kPageTokens) * shape.stored_row_bytes();
+  }
+  // K and V [2 * head_dim] as the row's full form or its stored one means them.
+  std::vector<float> row_values(int64_t token, int32_t head, bool full) const {
+    const auto dim = static_cast<size_t>(shape.head_dim);
+    std::vector<float> of_row(2 * dim);
+    for (size_t d = 0; d < dim; ++d) {
+      of_row[d] = rounded(key(token, head) + d);
+      of_row[dim + d] = rounded(value(token, head) + d);
+    }
+    if (full || !shape.compressed()) return of_row;
+    std::vector<std::byte> row(static_cast<size_t>(shape.stored_row_bytes()));
+    compress_row(shape, of_row.data(), of_row.data() + dim, row.data());
+    expand_row(shape, row.data(), of_row.data(), of_row.data() + dim);
+    return of_row;
+  }
+  // Whether decode attention at this length finds the token in sink or ring.
+  bool is_fixed(int64_t token, int32_t head, int64_t context) const {
+    const HeadCacheView& view_of_head = views[static_cast<size_t>(head)];
+    return token < view_of_head.sink_tokens || token >= context - view_of_head.ring_tokens;
   }
 
   void write_row(std::byte* row, int64_t token, int32_t head) const {
     convert_from_f32(shape.type, key(token, head), row, shape.head_dim);
     convert_from_f32(shape.type, value(token, head), row + shape.value_offset(), shape.head_dim);
   }
+  void write_stored_row(std::byte* row, int64_t token, int32_t head) const {
+    if (!shape.compressed()) return write_row(row, token, head);
+    const std::vector<float> of_row = row_values(token, head, true);
+    compress_row(shape, of_row.data(), of_row.data() + shape.head_dim, row);
+  }
   // Memory as it is once the sequence has `context` tokens.
   void place(int64_t context) {
     for (int32_t h = 0; h < shape.num_kv_heads; ++h) {
       const HeadCacheView& head = views[static_cast<size_t>(h)];
       for (int64_t t = 0; t < context; ++t) {
-        write_row(host_row(t, h), t, h);
+        write_stored_row(host_row(t, h), t, h);
         if (head.is_resident()) {
-          write_row(head.resident + t * shape.row_bytes(), t, h);
-          continue;
+          write_stored_row(head.resident + t * shape.stored_row_bytes(), t, h);
+          if (!shape.compressed()) continue;
         }
         if (t < head.sink_tokens) write_row(head.sink + t * shape.row_bytes(), t, h);
         if (t >= context - head.ring_tokens) {
@@ -136,7 +161,8 @@ class Scene {
       ++head.state->num_set_tokens;
       if (head.is_resident()) continue;
       head.held[token / 64] |= uint64_t{1} << (token % 64);
-      write_row(head.slots + static_cast<int64_t>(slot) * shape.row_bytes(), token, h);
+      write_stored_row(head.slots + static_cast<int64_t>(slot) * shape.stored_row_bytes(), token,
+                       h);
     }
   }
 
@@ -161,35 +187,38 @@ class Scene {
   SequenceLayerView view;
 };
 
-// Softmax attention of one group of queries over the rows of `tokens`, term by term.
+// Softmax attention of one group of queries over the rows of `tokens`, term by term. With a context
+// as decode attention reads them, sink and ring in full; with kAllStored as prefill does.
+inline constexpr int64_t kAllStored = -1;
 struct NaiveAttention {
   std::vector<double> out;          // [group_size, head_dim]
   std::vector<double> log_sum_exp;  // [group_size]
 };
 inline NaiveAttention naive_attention(const Scene& scene, int32_t head,
                                       const std::vector<int64_t>& tokens, const float* queries,
-                                      double scale) {
+                                      double scale, int64_t context) {
   const int group = scene.shape.group_size(), dim = scene.shape.head_dim;
+  std::vector<std::vector<float>> rows;
+  for (const int64_t t : tokens) {
+    rows.push_back(scene.row_values(t, head, context >= 0 && scene.is_fixed(t, head, context)));
+  }
   NaiveAttention result;
   result.out.assign(static_cast<size_t>(group * dim), 0.0);
   for (int g = 0; g < group; ++g) {
     std::vector<double> scores;
     double best = -INFINITY;
-    for (const int64_t t : tokens) {
+    for (const std::vector<float>& row : rows) {
       double dot = 0;
-      for (int d = 0; d < dim; ++d) {
-        dot += static_cast<double>(queries[g * dim + d]) * scene.stored(scene.key(t, head) + d);
-      }
+      for (int d = 0; d < dim; ++d) dot += static_cast<double>(queries[g * dim + d]) * row[d];
       scores.push_back(dot * scale);
       best = std::max(best, scores.back());
     }
     double total = 0;
-    for (size_t i = 0; i < tokens.size(); ++i) {
+    for (size_t i = 0; i < rows.size(); ++i) {
       const double weight = std::exp(scores[i] - best);
       total += weight;
       for (int d = 0; d < dim; ++d) {
-        result.out[static_cast<size_t>(g * dim + d)] +=
-            weight * scene.stored(scene.value(tokens[i], head) + d);
+        result.out[static_cast<size_t>(g * dim + d)] += weight * rows[i][dim + d];
       }
     }
     for (int d = 0; d < dim; ++d) result.out[static_cast<size_t>(g * dim + d)] /= total;
@@ -197,6 +226,13 @@ inline NaiveAttention naive_attention(const Scene& scene, int32_t head,
   }
   return result;
 }
+
+// Every kind of full row, and compressed ones beside each.
+inline const std::vector<std::pair<DType, RowFormat>> kRowKinds = {
+    {DType::kF32, RowFormat::kFull},  {DType::kF16, RowFormat::kFull},
+    {DType::kBF16, RowFormat::kFull}, {DType::kF32, RowFormat::kInt8},
+    {DType::kF16, RowFormat::kInt8},  {DType::kBF16, RowFormat::kInt8},
+    {DType::kBF16, RowFormat::kFp8},  {DType::kF32, RowFormat::kFp8}};
 
 // Largest |a - b|; infinite when a NaN is in one and not in the other.
 inline double largest_error(const std::vector<double>& expected, const float* found) {

@@ -129,9 +129,8 @@ RC_GTEST_PROP(Select, ExactTakesTheLargestWeightsLowerTokensFirst, ()) {
     double total = 0;
     for (int64_t t = range.first; t < range.end; ++t) {
       double dot = 0;
-      for (int d = 0; d < dim; ++d) {
-        dot += static_cast<double>(query[g * dim + d]) * scene.stored(scene.key(t, head) + d);
-      }
+      const std::vector<float> row = scene.row_values(t, head, false);
+      for (int d = 0; d < dim; ++d) dot += static_cast<double>(query[g * dim + d]) * row[d];
       of_query.push_back(std::exp(dot * scale));
       total += of_query.back();
     }

@@ -7,6 +7,7 @@
 #include <random>
 #include <vector>
 
+#include "ops/stored_row.h"
 #include "transfer/transfer_engine.h"
 
 namespace clo {
@@ -54,6 +55,31 @@ TEST(MemcpyEngine, AroundTheCountThatWakesThreads) {
     for (const int64_t count : {0, 1, 7, 8, 9, 255, 256, 257, 3000}) {
       EXPECT_TRUE(moves_exactly(threads, count, 128, static_cast<uint64_t>(count))) << count;
     }
+  }
+}
+
+TEST(MemcpyEngine, ExpandsCompressedRowsAndTouchesNothingElse) {
+  for (const int threads : {1, 2}) {
+    const KvShape shape{1, 1, 1, 48, DType::kBF16, 0, RowFormat::kInt8};
+    const auto stored = static_cast<size_t>(shape.stored_row_bytes());
+    const auto full = static_cast<size_t>(shape.row_bytes());
+    constexpr size_t kRows = 100;
+    std::mt19937_64 random(static_cast<uint64_t>(threads));
+    std::vector<std::byte> source(kRows * stored), target(2 * kRows * full, std::byte{0xEE});
+    std::vector<std::byte> expected = target;
+    std::vector<RowMove> moves;
+    for (size_t i = 0; i < kRows; ++i) {
+      std::vector<float> key(48), value(48);
+      for (float& x : key) x = static_cast<float>(random() % 1000) * 0.01f - 5;
+      for (float& x : value) x = static_cast<float>(random() % 1000) * 0.1f - 50;
+      compress_row(shape, key.data(), value.data(), source.data() + i * stored);
+      const size_t to = (2 * i + 7) % (2 * kRows);
+      moves.push_back({source.data() + i * stored, target.data() + to * full});
+      expand_to_full(shape, source.data() + i * stored, expected.data() + to * full);
+    }
+    ThreadPool pool(threads);
+    make_memcpy_engine(pool)->expand(moves, shape);
+    EXPECT_TRUE(target == expected);
   }
 }
 
