@@ -74,6 +74,14 @@ void CudaRunner::load_earlier_rows(SequenceKv& sequence, int32_t layer) {
   if (sequence.pages().empty()) {
     // Without a host copy every head keeps all its rows on the device.
     const int64_t row_bytes = system_.shape.row_bytes();
+    if (system_.shape.compressed()) {
+      // The views' table is what the device reads anyway.
+      expand_resident({system_.shape, slots_->device_heads(sequence, layer), layer_rows,
+                       limits_.layer_tokens, first},
+                      copy_in_.get());
+      loaded_[buffer].record(copy_in_);
+      return;
+    }
     for (int32_t h = 0; h < system_.shape.num_kv_heads; ++h) {
       CLO_CUDA(cudaMemcpyAsync(
           layer_rows + h * limits_.layer_tokens * row_bytes, sequence.head(layer, h).resident,

@@ -109,6 +109,7 @@ Status Measure::build() {
   shape_.head_dim = static_cast<int32_t>(c.head_dim);
   shape_.type = c.dtype == DType::kF16 ? DType::kF16 : DType::kBF16;
   shape_.code_bits = options_.code_bits;
+  shape_.stored = options_.stored_rows;
   CLO_TRY(CudaBackend::supports(shape_));
   CLO_ASSIGN(backend_, CudaBackend::create(options_.host_threads));
   const int64_t capacity = options_.context_tokens + options_.room_tokens;
@@ -373,9 +374,18 @@ StepFigures Measure::steps(const ForcedReuse& forced, int64_t warm_up, int64_t s
   const double context = static_cast<double>(batch_.front()->num_tokens());
   const bool hashed = batch_.front()->policy().select == Select::kHash;
   figures.code_bytes = hashed ? selections * context * static_cast<double>(shape_.code_bytes()) : 0;
+  // Sinks and ring are full rows, the rest stored ones.
+  const auto& head = batch_.front()->head(shape_.num_layers - 1, 0);
+  const bool fixed = shape_.compressed() || !head.is_resident();
+  const double full_rows =
+      fixed ? static_cast<double>(batch_.size()) * shape_.num_layers * shape_.num_kv_heads *
+                  std::min<double>(head.sink_tokens + head.ring_tokens, context)
+            : 0;
   figures.attended_bytes =
-      static_cast<double>(total.rows_attended * shape_.row_bytes()) / counted_steps;
-  figures.link_bytes = static_cast<double>(total.rows_fetched * shape_.row_bytes()) / counted_steps;
+      static_cast<double>(total.rows_attended * shape_.stored_row_bytes()) / counted_steps +
+      full_rows * static_cast<double>(shape_.row_bytes() - shape_.stored_row_bytes());
+  figures.link_bytes =
+      static_cast<double>(total.rows_fetched * shape_.stored_row_bytes()) / counted_steps;
   if (total.rows_fetched > 0) {
     const double set_tokens =
         static_cast<double>(set_size(batch_.front()->policy(), batch_.front()->num_tokens()));
@@ -444,7 +454,7 @@ FetchFigures Measure::fetch(double share) {
     for (int32_t l = 0; l < shape_.num_layers; ++l) sequence->counters(l) = {};
   }
   figures.rows = total.rows_fetched / (2 * kProbeRepeats);
-  figures.bytes = static_cast<double>(figures.rows * shape_.row_bytes());
+  figures.bytes = static_cast<double>(figures.rows * shape_.stored_row_bytes());
   figures.seconds = percentile(beside, 0.5);
   figures.idle_seconds = percentile(alone, 0.5);
   return figures;

@@ -21,6 +21,7 @@ struct MeasureOptions {
   int64_t device_memory_bytes = 0;  // of the process, in all; 0: what is free
   int64_t host_memory_bytes = 0;    // 0: what the batch needs
   WeightStorage weights = WeightStorage::kAuto;
+  RowFormat stored_rows = RowFormat::kFull;
   int32_t code_bits = 128;
   int32_t host_threads = 16;
   int32_t queue_clusters = 0;  // 0: by the jobs there are

@@ -32,8 +32,16 @@ void CudaTransfer::fetch(std::span<const RowMove> moves, int64_t row_bytes) {
   }
 }
 
-void CudaTransfer::expand(std::span<const RowMove> moves, const KvShape&) {
-  CLO_CHECK(moves.empty(), moves.size());
+void CudaTransfer::expand(std::span<const RowMove> moves, const KvShape& shape) {
+  auto* const list = list_.as<kernels::RowCopy>();
+  for (size_t first = 0; first < moves.size(); first += kListMoves) {
+    const size_t count = std::min<size_t>(kListMoves, moves.size() - first);
+    for (size_t i = 0; i < count; ++i) {
+      list[i] = {moves[first + i].source, moves[first + i].target};
+    }
+    kernels::expand_rows(list, static_cast<int64_t>(count), shape, kFetchBlocks, stream_.get());
+    stream_.synchronize();
+  }
 }
 
 void CudaTransfer::upload(std::byte* target, const void* source, int64_t num_bytes) {

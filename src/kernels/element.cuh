@@ -45,8 +45,9 @@ struct Bf16 {
 struct F16 {
   static constexpr DType kType = DType::kF16;
   // Weights in [0, 1] would leave most of the range unused, and those of a long context fall below
-  // 2^-24, the least that f16 tells from zero. Times 2^15 the same happens at 2^-39.
-  static constexpr float kWeightShift = 15;
+  // 2^-24, the least that f16 tells from zero. Times 2^10 the same happens at 2^-34, and the scale
+  // of a compressed row's values, which joins the weight, may still be 64.
+  static constexpr float kWeightShift = 10;
 
   static __device__ __forceinline__ uint16_t bits(float value) {
     const uint32_t bits = __float_as_uint(value);

@@ -18,6 +18,11 @@ __device__ __forceinline__ int64_t row_bytes(const KvShape& s) {
   return (2 * s.head_dim * element + 15) / 16 * 16;
 }
 
+__device__ __forceinline__ int64_t stored_row_bytes(const KvShape& s) {
+  if (s.stored == RowFormat::kFull) return row_bytes(s);
+  return (2 * s.head_dim + (s.stored == RowFormat::kInt8 ? 8 : 0) + 15) / 16 * 16;
+}
+
 // set_rule: k at this context.
 __device__ __forceinline__ int64_t set_size(const SequenceRules& r, int64_t context_tokens) {
   if (r.set_tokens > 0) return r.set_tokens;
@@ -41,13 +46,13 @@ __device__ __forceinline__ bool attends_all(const SequenceRules& r, bool residen
          (r.select == SelectRule::kNone || layer < r.dense_layers || covers(r, context_tokens));
 }
 
-// Row of a token in the host store, codes of a page's head in its code block.
+// Stored row of a token in the host store, codes of a page's head in its code block.
 __device__ __forceinline__ const std::byte* host_row(const DecodeTables& t, const BatchSlot& slot,
                                                      int32_t layer, int32_t kv_head,
                                                      int64_t token) {
   const int64_t page = slot.pages[token / kPageTokens];
   const int64_t head_rows = (layer * t.host.num_pages + page) * t.shape.num_kv_heads + kv_head;
-  return t.host_rows + (head_rows * kPageTokens + token % kPageTokens) * row_bytes(t.shape);
+  return t.host_rows + (head_rows * kPageTokens + token % kPageTokens) * stored_row_bytes(t.shape);
 }
 // A code block is [layer][kv_head][token of the page][word].
 __device__ __forceinline__ uint64_t* block_codes(const KvShape& s, uint64_t* block, int32_t layer,

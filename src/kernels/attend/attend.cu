@@ -34,7 +34,7 @@ struct Shared {
   bool last;
 };
 
-template <int kHeadDim, int kWarps, typename Element>
+template <int kHeadDim, int kWarps, typename Element, RowFormat kStored>
 class Block {
  public:
   static constexpr int kThreads = 32 * kWarps;
@@ -171,7 +171,7 @@ class Block {
     const int32_t tile = shared_.run_first - shared_.found_first + warp_;
     const int32_t last = shared_.run_last - shared_.found_first;
     if (!shared_.early || tile >= last || (tile + 1) * kTileRows >= h.count) return {};
-    return start_tile<kHeadDim>(h, tile, shared_address(warp_acc(warp_)), lane_);
+    return start_tile<kHeadDim, kStored>(h, tile, shared_address(warp_acc(warp_)), lane_);
   }
   __device__ const uint32_t* pending(const HeadRows& h, int32_t head) const {
     return t_.pending + table_index(t_, h.slot, p_.layer, head % t_.shape.num_kv_heads);
@@ -230,7 +230,7 @@ class Block {
   __device__ void attend_segment(const HeadRows& h, int32_t head, int32_t first, int32_t end,
                                  int32_t begin, int32_t stop, FirstTile started) {
     RunningSoftmax<kHeadDim> softmax;
-    const int32_t rows = attend_tiles<kHeadDim, Element>(
+    const int32_t rows = attend_tiles<kHeadDim, Element, kStored>(
         h, queries(head), group_, p_.tables.scale * 1.44269504f, begin - first + warp_,
         stop - first, kWarps, started, shared_address(warp_acc(warp_)), query_memory(), lane_,
         softmax);
@@ -492,26 +492,26 @@ class Block {
   const int group_;
 };
 
-template <int kHeadDim, int kWarps, typename Element>
+template <int kHeadDim, int kWarps, typename Element, RowFormat kStored>
 // Registers: a block and a refresh block (256 threads of 64) share a multiprocessor.
 __global__ void __maxnreg__(96) attend_kernel(const __grid_constant__ AttendRows params) {
   extern __shared__ __align__(16) std::byte tiles[];
   __shared__ Shared<kWarps> shared;
-  Block<kHeadDim, kWarps, Element>(params, shared, tiles).run();
+  Block<kHeadDim, kWarps, Element, kStored>(params, shared, tiles).run();
 }
 
-template <int kHeadDim, int kWarps, typename Element>
+template <int kHeadDim, int kWarps, typename Element, RowFormat kStored>
 void launch_attend(const AttendRows& params, cudaStream_t stream) {
   constexpr int kBytes =
       kWarps * TileShape<kHeadDim>::kWarpBytes + SplitQueries<kHeadDim, Element>::kBytes;
   static const bool prepared = [] {
-    CLO_CUDA(cudaFuncSetAttribute(attend_kernel<kHeadDim, kWarps, Element>,
+    CLO_CUDA(cudaFuncSetAttribute(attend_kernel<kHeadDim, kWarps, Element, kStored>,
                                   cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
     return true;
   }();
   (void)prepared;
-  launch(attend_kernel<kHeadDim, kWarps, Element>, dim3(static_cast<unsigned>(params.grid)),
-         dim3(32 * kWarps), kBytes, stream, params);
+  launch(attend_kernel<kHeadDim, kWarps, Element, kStored>,
+         dim3(static_cast<unsigned>(params.grid)), dim3(32 * kWarps), kBytes, stream, params);
 }
 
 // Sixteen warps keep 128 KB of rows on the way, which the largest multiprocessors have beside a
@@ -526,12 +526,24 @@ bool has_room_for_sixteen_warps() {
   return room;
 }
 
-template <int kHeadDim, typename Element>
+template <int kHeadDim, typename Element, RowFormat kStored>
 void launch_for_device(const AttendRows& params, cudaStream_t stream) {
   if (has_room_for_sixteen_warps()) {
-    launch_attend<kHeadDim, 16, Element>(params, stream);
+    launch_attend<kHeadDim, 16, Element, kStored>(params, stream);
   } else {
-    launch_attend<kHeadDim, 8, Element>(params, stream);
+    launch_attend<kHeadDim, 8, Element, kStored>(params, stream);
+  }
+}
+
+template <typename Function>
+void with_format(RowFormat format, Function function) {
+  switch (format) {
+    case RowFormat::kFull:
+      return function.template operator()<RowFormat::kFull>();
+    case RowFormat::kInt8:
+      return function.template operator()<RowFormat::kInt8>();
+    case RowFormat::kFp8:
+      return function.template operator()<RowFormat::kFp8>();
   }
 }
 
@@ -544,11 +556,13 @@ void attend(const AttendRows& params, cudaStream_t stream) {
   CLO_CHECK(params.grid >= 1 && params.grid <= kMaxGrid, params.grid);
   CLO_CHECK(params.rows >= 1, params.rows);
   with_element(shape.type, [&]<typename Element>(Element) {
-    if (shape.head_dim == 64) {
-      launch_for_device<64, Element>(params, stream);
-    } else {
-      launch_for_device<128, Element>(params, stream);
-    }
+    with_format(shape.stored, [&]<RowFormat kStored>() {
+      if (shape.head_dim == 64) {
+        launch_for_device<64, Element, kStored>(params, stream);
+      } else {
+        launch_for_device<128, Element, kStored>(params, stream);
+      }
+    });
   });
 }
 

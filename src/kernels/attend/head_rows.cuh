@@ -15,10 +15,11 @@
 namespace clo::kernels {
 
 struct HeadRows {
-  const std::byte* fixed = nullptr;  // sink rows, or all rows of a resident head
+  const std::byte* fixed = nullptr;  // sink rows, or all rows of a resident head: full rows
   const std::byte* ring = nullptr;   // token t at t mod ring_tokens; null: rows are in `fixed`
-  const std::byte* slots = nullptr;  // null: rows of the set are in `fixed`, by token
-  const int32_t* map = nullptr;      // token of each entry of the set
+  const std::byte* slots = nullptr;  // stored rows of the set's entries; null: they are in by_token
+  const std::byte* by_token = nullptr;  // stored rows of a resident head
+  const int32_t* map = nullptr;  // token of each entry of the set; null: the tokens in their order
   const HeadState* state = nullptr;  // null: the set is not read
   int32_t slot = -1;                 // batch slot; -1: the row serves no sequence
   int32_t context = 0;               // tokens, the step's own included
@@ -53,19 +54,27 @@ __device__ __forceinline__ HeadRows head_rows(const DecodeTables& t, int32_t lay
   const bool resident = view.resident != nullptr;
   h.slot = slot_index;
   h.context = context;
-  h.fixed = resident ? view.resident : view.sink;
-  if (attends_all(slot.rules, resident, layer, context)) {
+  // Where stored rows are compressed a resident head keeps a sink and a ring of full ones as well.
+  const bool whole = resident && t.shape.stored == RowFormat::kFull;
+  h.fixed = whole ? view.resident : view.sink;
+  h.by_token = view.resident;
+  const bool all = attends_all(slot.rules, resident, layer, context);
+  if (all && whole) {
     h.num_sinks = h.ring_begin = h.count = context;
     return h;
   }
-  h.ring = resident ? nullptr : view.ring;
+  h.ring = whole ? nullptr : view.ring;
   h.slots = resident ? nullptr : view.slots;
-  h.map = view.slot_token;
-  h.state = view.state;
   h.ring_tokens = view.ring_tokens;
   h.num_sinks = min(view.sink_tokens, context);
-  h.num_mapped = longest_set(slot.rules, view.slot_capacity, context);
   h.ring_begin = max(h.num_sinks, context - view.ring_tokens);
+  if (all) {
+    h.num_mapped = h.num_used = h.ring_begin - h.num_sinks;
+  } else {
+    h.map = view.slot_token;
+    h.state = view.state;
+    h.num_mapped = longest_set(slot.rules, view.slot_capacity, context);
+  }
   h.count = h.num_sinks + h.num_mapped + (context - h.ring_begin);
   return h;
 }
@@ -74,18 +83,24 @@ __device__ __forceinline__ HeadRows head_rows(const DecodeTables& t, int32_t lay
 // row_of, so that the load is on its way before it is needed.
 __device__ __forceinline__ int32_t mapped_token(const HeadRows& h, int32_t at) {
   const int32_t entry = at - h.num_sinks;
-  return entry >= 0 && entry < h.num_used ? h.map[entry] : -1;
+  if (entry < 0 || entry >= h.num_used) return -1;
+  return h.map != nullptr ? h.map[entry] : at;
+}
+
+// Whether list entry `at` is a stored row, and not a full one.
+__device__ __forceinline__ bool is_stored(const HeadRows& h, int32_t at) {
+  return at >= h.num_sinks && at < h.num_sinks + h.num_mapped;
 }
 
 // The row of list entry `at`, null when it is masked or past the end.
 __device__ __forceinline__ const std::byte* row_of(const HeadRows& h, int32_t at, int32_t mapped,
-                                                   int64_t row_bytes) {
+                                                   int64_t row_bytes, int64_t stored_bytes) {
   if (at >= h.count) return nullptr;
   if (at < h.num_sinks) return h.fixed + at * row_bytes;
   const int32_t entry = at - h.num_sinks;
   if (entry < h.num_mapped) {
     if (mapped < 0 || mapped >= h.ring_begin) return nullptr;
-    return h.slots != nullptr ? h.slots + entry * row_bytes : h.fixed + mapped * row_bytes;
+    return h.slots != nullptr ? h.slots + entry * stored_bytes : h.by_token + mapped * stored_bytes;
   }
   const int32_t token = h.ring_begin + (entry - h.num_mapped);
   return h.ring != nullptr ? h.ring + token % h.ring_tokens * row_bytes

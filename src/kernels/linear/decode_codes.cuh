@@ -3,6 +3,7 @@
 // into the mantissa of a number whose last place is 1; of bytes that number is taken off at once.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <cuda_fp8.h>
 
 #include <cstdint>
 #include <type_traits>
@@ -47,6 +48,23 @@ __device__ __forceinline__ void widen_bytes(uint32_t codes, uint32_t& first, uin
     first = subtract_pair(Element{}, __byte_perm(biased, 0x64646464u, 0x4140), 0x64806480u);
     second = subtract_pair(Element{}, __byte_perm(biased, 0x64646464u, 0x4342), 0x64806480u);
   }
+}
+
+// Four e4m3 numbers, likewise.
+template <typename Element>
+__device__ __forceinline__ void widen_fp8(uint32_t codes, uint32_t& first, uint32_t& second) {
+  const auto pair = [](uint32_t two) {
+    const __half2_raw half =
+        __nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(two), __NV_E4M3);
+    if constexpr (std::is_same_v<Element, F16>) {
+      return static_cast<uint32_t>(half.x) | static_cast<uint32_t>(half.y) << 16;
+    } else {
+      const float2 v = __half22float2(__half2(half));
+      return Element::pack(v.x, v.y);
+    }
+  };
+  first = pair(codes & 0xFFFFu);
+  second = pair(codes >> 16);
 }
 
 // Nibbles p and p + 4 of a word, plus nibble_base: 128 in bf16, 64 in f16.

@@ -144,12 +144,12 @@ __global__ void __launch_bounds__(kGatherThreads)
 int64_t gather_once(const GatherOnce& params, cudaStream_t stream) {
   CLO_CHECK(params.share > 0 && params.share <= 1, params.share);
   const KvShape& shape = params.layout.shape;
-  CLO_CHECK(shape.row_bytes() <= 512, shape.row_bytes());
+  CLO_CHECK(shape.stored_row_bytes() <= 512, shape.stored_row_bytes());
   const auto rows_each = std::max<int64_t>(
       1, static_cast<int64_t>(params.share * static_cast<double>(params.context_tokens)));
   launch(gather_rows, kGatherBlocks, kGatherThreads, 0, stream, params, rows_each,
-         static_cast<int32_t>(shape.row_bytes() / 16));
-  return int64_t{shape.num_layers} * shape.num_kv_heads * rows_each * shape.row_bytes();
+         static_cast<int32_t>(shape.stored_row_bytes() / 16));
+  return int64_t{shape.num_layers} * shape.num_kv_heads * rows_each * shape.stored_row_bytes();
 }
 
 void fill_random(DType type, void* target, int64_t count, float deviation, uint64_t seed,

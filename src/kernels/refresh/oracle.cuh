@@ -7,6 +7,7 @@
 #include "kernels/refresh/decide.cuh"
 #include "kernels/refresh/threshold.cuh"
 #include "kernels/refresh/worker.cuh"
+#include "kernels/rows/stored_rows.cuh"
 
 namespace clo::kernels {
 
@@ -29,13 +30,22 @@ __device__ __forceinline__ void score_keys(const DecodeTables& t, int32_t token,
                                            const Visit& visit) {
   const int lane = static_cast<int>(threadIdx.x) % 32, group = group_size(t.shape);
   const bool is_f16 = t.shape.type == DType::kF16;
+  // Two elements each: of a full row, or two codes.
+  const bool full = t.shape.stored == RowFormat::kFull || shared.work.device_rows != nullptr;
+  const bool is_fp8 = t.shape.stored == RowFormat::kFp8;
   uint32_t key[kRowsAtOnce][kElements / 2];
+  float scale[kRowsAtOnce];
 #pragma unroll
   for (int r = 0; r < kRowsAtOnce; ++r) {
     if (r < count) {
-      const auto* row = reinterpret_cast<const uint32_t*>(source_row(t, token + r));
+      const std::byte* row = source_row(t, token + r);
 #pragma unroll
-      for (int e = 0; e < kElements / 2; ++e) key[r][e] = row[e * 32 + lane];
+      for (int e = 0; e < kElements / 2; ++e) {
+        key[r][e] = full ? reinterpret_cast<const uint32_t*>(row)[e * 32 + lane]
+                         : reinterpret_cast<const uint16_t*>(row)[e * 32 + lane];
+      }
+      scale[r] =
+          full || is_fp8 ? 1.0f : *reinterpret_cast<const float*>(row + 2 * t.shape.head_dim);
     }
   }
 #pragma unroll
@@ -48,7 +58,15 @@ __device__ __forceinline__ void score_keys(const DecodeTables& t, int32_t token,
 #pragma unroll
       for (int e = 0; e < kElements / 2; ++e) {
         const float2 q = *reinterpret_cast<const float2*>(query + (e * 32 + lane) * 2);
-        const float2 k = is_f16 ? F16::unpack(key[r][e]) : Bf16::unpack(key[r][e]);
+        float2 k;
+        if (full) {
+          k = is_f16 ? F16::unpack(key[r][e]) : Bf16::unpack(key[r][e]);
+        } else if (is_fp8) {
+          k = fp8_values(key[r][e]);
+        } else {
+          k.x = static_cast<float>(static_cast<int8_t>(key[r][e] & 0xFFu)) * scale[r];
+          k.y = static_cast<float>(static_cast<int8_t>(key[r][e] >> 8)) * scale[r];
+        }
         sum += q.x * k.x + q.y * k.y;
       }
       visit(r, g, warp_sum(sum));

@@ -137,7 +137,11 @@ __device__ __noinline__ void refresh_head(const DecodeTables& t) {
   if (shared.head.form == SetForm::kList) {
     write_list();
   } else {
-    fetch_rows(t);
+    if (shared.work.device_rows != nullptr && t.shape.stored != RowFormat::kFull) {
+      compress_fresh_rows(t);
+    } else {
+      fetch_rows(t);
+    }
     empty_slots();
   }
   if (cluster_rank() == 0) {

@@ -10,6 +10,7 @@
 #include "kernels/refresh/instructions.cuh"
 #include "kernels/refresh/threshold.cuh"
 #include "kernels/refresh/worker.cuh"
+#include "kernels/rows/stored_rows.cuh"
 
 namespace clo::kernels {
 
@@ -204,7 +205,7 @@ __device__ __forceinline__ RowMove place_row(const DecodeTables& t, uint32_t ran
                            : num_slots_used + static_cast<int32_t>(rank - num_free);
   }
   shared.head.slot_token[slot] = token;
-  return {source_row(t, token), shared.head.slots + slot * row_bytes(t.shape)};
+  return {source_row(t, token), shared.head.slots + slot * stored_row_bytes(t.shape)};
 }
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -218,7 +219,7 @@ __device__ __noinline__ void fetch_rows(const DecodeTables& t) {
   const auto blocks = static_cast<int>(cluster_size()), rank = static_cast<int>(cluster_rank());
   const auto num_fresh = static_cast<int>(shared.fresh_begin[blocks]);
   const int lane = static_cast<int>(threadIdx.x) % 32, own = static_cast<int>(threadIdx.x) / 32;
-  const auto num_bytes = static_cast<uint32_t>(row_bytes(t.shape));
+  const auto num_bytes = static_cast<uint32_t>(stored_row_bytes(t.shape));
   const int at_once = kWarpBytes / static_cast<int>(num_bytes);
   std::byte* buffer = reinterpret_cast<std::byte*>(shared.ring) + own * kWarpBytes;
   uint64_t* arrived = &shared.rows_arrived[own];
@@ -260,12 +261,13 @@ __device__ __noinline__ void fetch_rows(const DecodeTables& t) {
 
 inline constexpr int kLoadsAtOnce = 8;  // 16-byte loads of a lane under way
 
-// Copies up to 32 rows by one warp: kLanesEach lanes share a row.
+// Copies up to 32 rows by one warp: kLanesEach lanes share a row, 16 bytes each, of num_bytes.
 template <int kLanesEach>
-__device__ __forceinline__ void copy_rows(const RowMove* moves, int num_rows) {
+__device__ __forceinline__ void copy_rows(const RowMove* moves, int num_rows, int num_bytes) {
   constexpr int kRowsEach = 32 / kLanesEach;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int offset = lane % kLanesEach * 16;
+  if (offset >= num_bytes) return;
 #pragma unroll 1
   for (int row = lane / kLanesEach; row < num_rows; row += kLoadsAtOnce * kRowsEach) {
     // Given a value, or the compiler keeps what is not loaded from one turn to the next.
@@ -302,12 +304,12 @@ __device__ __noinline__ void fetch_rows_of(const DecodeTables& t) {
     const int rows = min(turn_rows, num_fresh - base);
     if (lane < rows) moves[lane] = place_row(t, static_cast<uint32_t>(base + lane));
     __syncwarp();
-    copy_rows<kLanesEach>(moves, rows);
+    copy_rows<kLanesEach>(moves, rows, static_cast<int>(stored_row_bytes(t.shape)));
     __syncwarp();
   }
 }
 __device__ __forceinline__ void fetch_rows(const DecodeTables& t) {
-  if (row_bytes(t.shape) == 512) {
+  if (stored_row_bytes(t.shape) > 256) {
     fetch_rows_of<32>(t);
   } else {
     fetch_rows_of<16>(t);
@@ -315,6 +317,40 @@ __device__ __forceinline__ void fetch_rows(const DecodeTables& t) {
 }
 
 #endif
+
+// Priming where stored rows are compressed: the layer buffer has full rows.
+template <typename Element, int kHeadDim>
+__device__ __noinline__ void compress_fresh_rows_of(const DecodeTables& t) {
+  constexpr int kRowLanes = kHeadDim / 4, kRowsAtOnce = 32 / kRowLanes;
+  const auto blocks = static_cast<int>(cluster_size()), rank = static_cast<int>(cluster_rank());
+  const auto num_fresh = static_cast<int>(shared.fresh_begin[blocks]);
+  const int lane = static_cast<int>(threadIdx.x) % 32, num_warps = blocks * kRefreshWarps;
+  RowMove* moves = shared.moves[threadIdx.x / 32];
+  const int warp = static_cast<int>(threadIdx.x) / 32 * blocks + rank;
+  for (int base = warp * 32; base < num_fresh; base += num_warps * 32) {
+    const int rows = min(32, num_fresh - base);
+    if (lane < rows) moves[lane] = place_row(t, static_cast<uint32_t>(base + lane));
+    __syncwarp();
+    for (int first = 0; first < rows; first += kRowsAtOnce) {
+      const int row = first + lane / kRowLanes, of_row = lane % kRowLanes;
+      const bool there = row < rows;
+      uint4 full = {};
+      if (there) full = load_once(moves[row].source + of_row * 16);
+      store_piece<kHeadDim / 8>(there ? moves[row].target : nullptr, t.shape.stored,
+                                compress_piece<Element, kHeadDim / 8>(t.shape.stored, full),
+                                of_row);
+    }
+    __syncwarp();
+  }
+}
+__device__ __forceinline__ void compress_fresh_rows(const DecodeTables& t) {
+  const bool wide = t.shape.head_dim == 128;
+  if (t.shape.type == DType::kBF16) {
+    wide ? compress_fresh_rows_of<Bf16, 128>(t) : compress_fresh_rows_of<Bf16, 64>(t);
+  } else {
+    wide ? compress_fresh_rows_of<F16, 128>(t) : compress_fresh_rows_of<F16, 64>(t);
+  }
+}
 
 // Marks slots that fall empty.
 __device__ __noinline__ void empty_slots() {

@@ -140,11 +140,14 @@ __device__ __forceinline__ int group_size(const KvShape& s) {
   return s.num_q_heads / s.num_kv_heads;
 }
 
-// Where the row of a token is read: the layer buffer (priming), resident rows, or the host page.
+// Where the row of a token is read: the layer buffer (priming: full rows), or resident rows or the
+// host page (stored rows).
 __device__ __forceinline__ const std::byte* source_row(const DecodeTables& t, int64_t token) {
   const HeadWork& work = shared.work;
   if (work.device_rows != nullptr) return work.device_rows + token * row_bytes(t.shape);
-  if (shared.head.resident != nullptr) return shared.head.resident + token * row_bytes(t.shape);
+  if (shared.head.resident != nullptr) {
+    return shared.head.resident + token * stored_row_bytes(t.shape);
+  }
   return host_row(t, t.slots[work.slot], work.layer, work.kv_head, token);
 }
 

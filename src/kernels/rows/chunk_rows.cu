@@ -8,6 +8,8 @@
 #include "kernels/rows/head_math.cuh"
 #include "kernels/rows/offsets.h"
 #include "kernels/rows/rows.h"
+#include "kernels/rows/stored_rows.cuh"
+#include "kernels/rules.cuh"
 
 namespace clo::kernels {
 
@@ -134,6 +136,45 @@ __global__ void __launch_bounds__(kStoreThreads)
   }
 }
 
+// The same where stored rows are compressed: a resident head's rows are, and it has sink and ring
+// too. head_dim / 4 lanes a row.
+template <typename Element, int kHeadDim>
+__global__ void __launch_bounds__(kStoreThreads)
+    store_compressed_chunk_kernel(const __grid_constant__ StoreChunk p) {
+  constexpr int kRowLanes = kHeadDim / 4, kRowsAtOnce = kStoreThreads / kRowLanes;
+  launch_dependents();
+  wait_for_predecessor();
+  const auto kv_head = static_cast<int32_t>(blockIdx.y);
+  const HeadCacheView& view = p.heads[kv_head];
+  const int64_t begin = p.first_token + static_cast<int64_t>(blockIdx.x) * kStoreTokens;
+  const int64_t rest = p.first_token + p.rows - begin;
+  const auto tokens = static_cast<int32_t>(rest < kStoreTokens ? rest : kStoreTokens);
+  const int lane = static_cast<int>(threadIdx.x) % kRowLanes;
+  const auto* source = reinterpret_cast<const uint4*>(p.layer_rows) +
+                       (kv_head * p.layer_capacity + begin) * kRowLanes;
+  const int64_t stored_bytes = stored_row_bytes(p.shape);
+  for (int32_t first = 0; first < tokens; first += kRowsAtOnce) {
+    const int32_t row = first + static_cast<int32_t>(threadIdx.x) / kRowLanes;
+    const bool there = row < tokens;
+    const uint4 value = there ? source[row * kRowLanes + lane] : uint4{};
+    const int64_t token = begin + row;
+    if (view.resident != nullptr) {  // the same in the whole block
+      const StoredPiece stored = compress_piece<Element, kHeadDim / 8>(p.shape.stored, value);
+      store_piece<kHeadDim / 8>(there ? view.resident + token * stored_bytes : nullptr,
+                                p.shape.stored, stored, lane);
+    }
+    if (!there) continue;
+    if (token < view.sink_tokens) {
+      reinterpret_cast<uint4*>(view.sink)[token * kRowLanes + lane] = value;
+    }
+    if (token + view.ring_tokens >= p.end_token && view.ring_tokens > 0) {
+      reinterpret_cast<uint4*>(
+          view.ring)[int64_t{static_cast<int32_t>(token) % view.ring_tokens} * kRowLanes + lane] =
+          value;
+    }
+  }
+}
+
 }  // namespace
 
 void chunk_rows(const ChunkRows& params, cudaStream_t stream) {
@@ -154,6 +195,15 @@ void store_chunk(const StoreChunk& params, cudaStream_t stream) {
             params.first_token, params.rows);
   if (params.rows <= 0) return;
   const auto blocks = static_cast<unsigned>((params.rows + kStoreTokens - 1) / kStoreTokens);
+  if (params.shape.compressed()) {
+    const dim3 grid(blocks, static_cast<unsigned>(params.shape.num_kv_heads));
+    with_element(params.shape.type, [&]<typename Element>(Element) {
+      launch(params.shape.head_dim == 64 ? store_compressed_chunk_kernel<Element, 64>
+                                         : store_compressed_chunk_kernel<Element, 128>,
+             grid, dim3(kStoreThreads), 0, stream, params);
+    });
+    return;
+  }
   launch(store_chunk_kernel, dim3(blocks, static_cast<unsigned>(params.shape.num_kv_heads)),
          dim3(kStoreThreads), 0, stream, params,
          static_cast<int32_t>(params.shape.row_bytes() / 16));

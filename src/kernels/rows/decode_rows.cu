@@ -11,6 +11,7 @@
 #include "kernels/rows/head_math.cuh"
 #include "kernels/rows/offsets.h"
 #include "kernels/rows/rows.h"
+#include "kernels/rows/stored_rows.cuh"
 #include "kernels/rules.cuh"
 
 namespace clo::kernels {
@@ -178,7 +179,8 @@ class HeadStep {
   __device__ void store(const uint4& piece, const float (&x)[kElements]) const {
     const int64_t position = slot_.num_tokens;
     const HeadCacheView& view = t_.heads[index_];
-    if (resident_) {
+    const RowFormat format = t_.shape.stored;
+    if (resident_ && format == RowFormat::kFull) {
       store_row<kRowBytes>(view.resident + position * kRowBytes, piece, lane_);
     } else {
       if (position < view.sink_tokens) {
@@ -196,7 +198,16 @@ class HeadStep {
                                    ? -1
                                    : host_row_index(t_.host.num_pages, kv_heads_, p_.layer,
                                                     slot_.pages[page_index], kv_head_, page_slot);
-    if (host_index >= 0) store_row<kRowBytes>(t_.host_rows + host_index * kRowBytes, piece, lane_);
+    if (format != RowFormat::kFull) {
+      const StoredPiece stored = compress_piece<Element, kHeadDim / 8>(format, piece);
+      const int64_t bytes = stored_row_bytes(t_.shape);
+      store_piece<kHeadDim / 8>(resident_ ? view.resident + position * bytes : nullptr, format,
+                                stored, lane_);
+      store_piece<kHeadDim / 8>(host_index >= 0 ? t_.host_rows + host_index * bytes : nullptr,
+                                format, stored, lane_);
+    } else if (host_index >= 0) {
+      store_row<kRowBytes>(t_.host_rows + host_index * kRowBytes, piece, lane_);
+    }
 
     const bool host_code = host_index >= 0 && t_.host_codes != nullptr;
     if (t_.hashes == nullptr || (!host_code && slot_.code_blocks == nullptr)) return;

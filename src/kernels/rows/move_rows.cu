@@ -5,6 +5,8 @@
 #include "kernels/launch.cuh"
 #include "kernels/rows/offsets.h"
 #include "kernels/rows/rows.h"
+#include "kernels/rows/stored_rows.cuh"
+#include "kernels/rules.cuh"
 
 namespace clo::kernels {
 
@@ -57,6 +59,97 @@ __global__ void __launch_bounds__(kMoveThreads)
   }
 }
 
+// Full rows of the layer buffer and compressed ones of the store: head_dim / 4 lanes a row, several
+// rows of theirs under way.
+constexpr int kRowsInFlight = 8;
+
+template <typename Element, int kHeadDim>
+__global__ void __launch_bounds__(kMoveThreads)
+    move_compressed_pages_kernel(const __grid_constant__ MovePages p) {
+  constexpr int kRowLanes = kHeadDim / 4, kRowsAtOnce = kMoveThreads / kRowLanes;
+  launch_dependents();
+  wait_for_predecessor();
+  const KvShape& shape = p.layout.shape;
+  const int32_t kv_heads = shape.num_kv_heads, words = shape.code_bits / 64;
+  const int32_t num_runs = num_page_runs(p.first_token, p.end_token, kv_heads);
+  const bool codes = p.host_codes != nullptr && p.code_blocks != nullptr && words > 0;
+  const int lane = static_cast<int>(threadIdx.x) % kRowLanes;
+  const auto own = static_cast<int32_t>(threadIdx.x) / kRowLanes;
+  const int64_t stored_bytes = stored_row_bytes(shape);
+  for (auto i = static_cast<int32_t>(blockIdx.x); i < num_runs;
+       i += static_cast<int32_t>(gridDim.x)) {
+    const PageRun run = page_run(i, p.first_token, p.end_token, kv_heads, p.layer_capacity);
+    const int64_t host_index = host_row_index(p.layout.num_pages, kv_heads, p.layer,
+                                              p.pages[run.page], run.kv_head, run.first_slot);
+    std::byte* const host = p.host_rows + host_index * stored_bytes;
+    auto* const buffer = reinterpret_cast<uint4*>(p.layer_rows) + run.buffer_row * kRowLanes + lane;
+    for (int32_t first = 0; first < run.num_tokens; first += kRowsAtOnce * kRowsInFlight) {
+      uint4 pieces[kRowsInFlight];
+#pragma unroll
+      for (int r = 0; r < kRowsInFlight; ++r) {
+        const int32_t row = first + r * kRowsAtOnce + own;
+        if (row >= run.num_tokens) continue;
+        pieces[r] = p.to_host ? __ldcs(buffer + row * kRowLanes)
+                              : load_expanded<Element, kHeadDim / 8>(host + row * stored_bytes,
+                                                                     shape.stored, lane);
+      }
+#pragma unroll
+      for (int r = 0; r < kRowsInFlight; ++r) {
+        const int32_t row = first + r * kRowsAtOnce + own;
+        const bool there = row < run.num_tokens;
+        if (p.to_host) {
+          const StoredPiece stored =
+              compress_piece<Element, kHeadDim / 8>(shape.stored, there ? pieces[r] : uint4{});
+          store_piece<kHeadDim / 8>(there ? host + row * stored_bytes : nullptr, shape.stored,
+                                    stored, lane);
+        } else if (there) {
+          __stcs(buffer + row * kRowLanes, pieces[r]);
+        }
+      }
+    }
+    if (!codes) continue;
+    auto* host_code = reinterpret_cast<unsigned long long*>(p.host_codes) + host_index * words;
+    auto* block_code = reinterpret_cast<unsigned long long*>(p.code_blocks[run.page]) +
+                       block_code_index(kv_heads, p.layer, run.kv_head, run.first_slot) * words;
+    copy_run(p.to_host ? host_code : block_code, p.to_host ? block_code : host_code,
+             run.num_tokens * words);
+  }
+}
+
+// Listed stored rows to full ones.
+template <typename Element, int kHeadDim>
+__global__ void __launch_bounds__(kMoveThreads)
+    expand_rows_kernel(const RowCopy* copies, int64_t count, const KvShape shape) {
+  constexpr int kRowLanes = kHeadDim / 4;
+  launch_dependents();
+  wait_for_predecessor();
+  const int lane = static_cast<int>(threadIdx.x) % kRowLanes;
+  const int64_t step = static_cast<int64_t>(gridDim.x) * (kMoveThreads / kRowLanes);
+  for (int64_t i = (static_cast<int64_t>(blockIdx.x) * kMoveThreads + threadIdx.x) / kRowLanes;
+       i < count; i += step) {
+    reinterpret_cast<uint4*>(copies[i].target)[lane] =
+        load_expanded<Element, kHeadDim / 8>(copies[i].source, shape.stored, lane);
+  }
+}
+
+template <typename Element, int kHeadDim>
+__global__ void __launch_bounds__(kMoveThreads)
+    expand_resident_kernel(const __grid_constant__ ExpandResident p) {
+  constexpr int kRowLanes = kHeadDim / 4;
+  launch_dependents();
+  wait_for_predecessor();
+  const auto kv_head = static_cast<int64_t>(blockIdx.y);
+  const std::byte* const rows = p.heads[kv_head].resident;
+  auto* const out = reinterpret_cast<uint4*>(p.layer_rows) + kv_head * p.layer_capacity * kRowLanes;
+  const int lane = static_cast<int>(threadIdx.x) % kRowLanes;
+  const int64_t step = static_cast<int64_t>(gridDim.x) * (kMoveThreads / kRowLanes);
+  for (int64_t i = (static_cast<int64_t>(blockIdx.x) * kMoveThreads + threadIdx.x) / kRowLanes;
+       i < p.num_tokens; i += step) {
+    out[i * kRowLanes + lane] = load_expanded<Element, kHeadDim / 8>(
+        rows + i * stored_row_bytes(p.shape), p.shape.stored, lane);
+  }
+}
+
 // A warp takes 32 copies, their pieces side by side: lane l copies pieces l, l + 32, ... of the
 // copies laid end to end.
 constexpr int kCopyThreads = 256;
@@ -104,8 +197,42 @@ __global__ void __launch_bounds__(kCopyThreads)
 void move_pages(const MovePages& params, cudaStream_t stream) {
   CLO_CHECK(params.num_blocks >= 1, params.num_blocks);
   if (params.end_token <= params.first_token) return;
+  const KvShape& shape = params.layout.shape;
+  if (shape.compressed()) {
+    with_element(shape.type, [&]<typename Element>(Element) {
+      launch(shape.head_dim == 64 ? move_compressed_pages_kernel<Element, 64>
+                                  : move_compressed_pages_kernel<Element, 128>,
+             dim3(static_cast<unsigned>(params.num_blocks)), dim3(kMoveThreads), 0, stream, params);
+    });
+    return;
+  }
   launch(move_pages_kernel, dim3(static_cast<unsigned>(params.num_blocks)), dim3(kMoveThreads), 0,
          stream, params, static_cast<int32_t>(params.layout.shape.row_bytes() / 16));
+}
+
+void expand_rows(const RowCopy* copies, int64_t count, const KvShape& shape, int32_t num_blocks,
+                 cudaStream_t stream) {
+  CLO_CHECK(shape.compressed() && num_blocks >= 1, num_blocks);
+  if (count <= 0) return;
+  with_element(shape.type, [&]<typename Element>(Element) {
+    launch(
+        shape.head_dim == 64 ? expand_rows_kernel<Element, 64> : expand_rows_kernel<Element, 128>,
+        dim3(static_cast<unsigned>(num_blocks)), dim3(kMoveThreads), 0, stream, copies, count, run,
+        shape);
+  });
+}
+
+void expand_resident(const ExpandResident& params, cudaStream_t stream) {
+  const KvShape& shape = params.shape;
+  CLO_CHECK(shape.compressed() && params.num_tokens <= params.layer_capacity, params.num_tokens);
+  if (params.num_tokens <= 0) return;
+  constexpr unsigned kBlocks = 16;  // of a head
+  with_element(shape.type, [&]<typename Element>(Element) {
+    launch(shape.head_dim == 64 ? expand_resident_kernel<Element, 64>
+                                : expand_resident_kernel<Element, 128>,
+           dim3(kBlocks, static_cast<unsigned>(shape.num_kv_heads)), dim3(kMoveThreads), 0, stream,
+           params);
+  });
 }
 
 bool has_kernels_for_device() {

@@ -106,6 +106,21 @@ struct MovePages {
 };
 void move_pages(const MovePages& params, cudaStream_t stream);
 
+// Compressed rows to the full rows they stand for. copies [count] in device-readable memory.
+struct RowCopy;
+void expand_rows(const RowCopy* copies, int64_t count, const KvShape& shape, int32_t num_blocks,
+                 cudaStream_t stream);
+// Tokens [0, num_tokens) of a layer whose heads are all resident and compressed, as full rows in
+// the layer buffer.
+struct ExpandResident {
+  KvShape shape;
+  const HeadCacheView* heads = nullptr;  // [num_kv_heads] of the layer (device)
+  std::byte* layer_rows = nullptr;
+  int64_t layer_capacity = 0;
+  int64_t num_tokens = 0;
+};
+void expand_resident(const ExpandResident& params, cudaStream_t stream);
+
 // Plain list of row copies, for restoring rows at admission: sources may be host pages.
 struct RowCopy {
   const std::byte* source = nullptr;
