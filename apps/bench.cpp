@@ -109,7 +109,7 @@ Result<Point> measure(Engine& engine, const std::string& document, const PolicyO
     const Report& r = responses.back().report;
     const auto steps = static_cast<double>(std::max<int64_t>(r.decode_steps, 1));
     fetched += static_cast<double>(r.total.rows_fetched * r.row_bytes) / steps;
-    attended += static_cast<double>(r.total.rows_attended * r.row_bytes) / steps;
+    attended += r.bytes_attended_per_token;
     const double selections =
         static_cast<double>(r.total.misses + r.total.aged + r.total.incomplete +
                             r.total.corrections + r.total.resident_selections) /
@@ -190,6 +190,7 @@ Result<int> decode(const DecodeFlags& flags) {
                          {"model", flags.engine.model},
                          {"command", command_line()},
                          {"machine", machine_name()},
+                         {"kv_type", kv_type_name(shape)},
                          {"threads", threads},
                          {"read_bandwidth_bytes_per_s", bandwidth},
                          {"tokens", flags.tokens},

@@ -64,7 +64,7 @@ struct PolicyFlags {
 
 struct EngineFlags {
   std::string model;
-  std::string dtype = "auto", weights = "auto";
+  std::string dtype = "auto", weights = "auto", kv_type = "auto";
   std::string backend = "auto";
   std::optional<std::string> device_memory, host_memory;
   int32_t threads = 0;
