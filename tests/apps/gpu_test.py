@@ -47,6 +47,13 @@ class Gpu(Case):
             self.refused(3, ["--weights " + weights, "--backend cpu"], "run", "-m", self.recall,
                          "-p", "hello", "--backend", "cuda", "--weights", weights, env=self.env)
 
+    def test_rows_of_other_types_are_refused(self):
+        for kv_type in ("f32", "f16", "int8", "fp8"):
+            self.refused(3, ["--kv-type", kv_type, "--backend cpu"], "run", "-m", self.recall,
+                         "-p", "hello", "--backend", "cuda", "--kv-type", kv_type, env=self.env)
+            shown = self.succeeds("inspect", "-m", self.recall, "--kv-type", kv_type, env=self.env)
+            self.assertRegex(shown.out, r"backend +cpu; .*" + kv_type)
+
     def test_kernels_one_after_the_other_are_refused(self):
         self.refused(3, ["CUDA_LAUNCH_BLOCKING"], "run", "-m", self.recall, "-p", "hello",
                      "--backend", "cuda", env=dict(self.env, CUDA_LAUNCH_BLOCKING="1"))
