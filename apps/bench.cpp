@@ -109,7 +109,7 @@ Result<Point> measure(Engine& engine, const std::string& document, const PolicyO
     const Report& r = responses.back().report;
     const auto steps = static_cast<double>(std::max<int64_t>(r.decode_steps, 1));
     fetched += static_cast<double>(r.total.rows_fetched * r.row_bytes) / steps;
-    attended += static_cast<double>(r.total.rows_attended * r.row_bytes) / steps;
+    attended += r.bytes_attended_per_token;
     const double selections =
         static_cast<double>(r.total.misses + r.total.aged + r.total.incomplete +
                             r.total.corrections + r.total.resident_selections) /
@@ -179,6 +179,7 @@ Result<int> decode(const DecodeFlags& flags) {
   CLO_ASSIGN(const BackendChoice choice, choose_backend(config, options));
   EngineOptions chosen = options;
   chosen.backend = choice.backend;
+  const KvShape shape = kv_shape(config, chosen);
   const int64_t weight_bytes = clo::weight_bytes(config, chosen);
   const int threads = options.threads > 0 ? options.threads : num_processors();
   const double bandwidth = read_bandwidth(threads);
@@ -189,6 +190,7 @@ Result<int> decode(const DecodeFlags& flags) {
                          {"model", flags.engine.model},
                          {"command", command_line()},
                          {"machine", machine_name()},
+                         {"kv_type", kv_type_name(shape)},
                          {"threads", threads},
                          {"read_bandwidth_bytes_per_s", bandwidth},
                          {"tokens", flags.tokens},

@@ -26,7 +26,7 @@ struct GpuFlags {
   std::string shape = "llama3-8b";
   std::string preset = "default";
   std::optional<std::string> device_memory, host_memory;
-  std::string weights = "auto";
+  std::string weights = "auto", kv_type = "bf16";
   std::string output;
   int64_t context = 131072;
   int32_t batch = 1;
@@ -48,6 +48,7 @@ void add_common(CLI::App& app, GpuFlags& f) {
                  "Device memory of the process in all, such as 40GiB (what is free)");
   app.add_option("--host-memory", f.host_memory, "Host store, pinned (what the batch needs)");
   app.add_option("--weights", f.weights, "Weights: auto (bf16), bf16, int8, q4");
+  app.add_option("--kv-type", f.kv_type, "Host rows and slots: bf16, int8, fp8");
   add_value(app, "--bits", f.bits, "Bits of a key's code (128)");
   add_value(app, "--threads", f.threads, "Threads that touch memory before it is pinned (all)");
   add_value(app, "--refresh-clusters", f.clusters,
@@ -89,6 +90,14 @@ Result<MeasureOptions> resolve(const GpuFlags& f) {
                  "--batch"};
   }
   CLO_ASSIGN(options.weights, weight_storage_of(f.weights));
+  if (f.kv_type == "int8") {
+    options.stored_rows = RowFormat::kInt8;
+  } else if (f.kv_type == "fp8") {
+    options.stored_rows = RowFormat::kFp8;
+  } else if (f.kv_type != "bf16") {
+    return Error{ErrorCode::kBadFlag, "expected bf16, int8 or fp8, found \"" + f.kv_type + "\"",
+                 "--kv-type"};
+  }
   options.context_tokens = f.context;
   options.batch = f.batch;
   options.code_bits = f.bits;
@@ -121,6 +130,7 @@ nlohmann::json head_line(const char* bench, const GpuFlags& f, const CudaMeasure
           {"context", f.context},
           {"batch", f.batch},
           {"weights", f.weights},
+          {"kv_type", f.kv_type},
           {"refresh_clusters", f.clusters},
           {"fetch_warps", f.fetch_warps},
           {"score_nap_ns", f.nap},

@@ -202,6 +202,7 @@ Result<int> recall(const RecallFlags& flags) {
                          {"command", command_line()},
                          {"machine", machine_name()},
                          {"model", flags.engine.model},
+                         {"kv_type", flags.engine.kv_type},
                          {"items", flags.items},
                          {"first_seed", flags.first_seed},
                          {"facts_per_document", flags.facts_per_document}};

@@ -1,5 +1,5 @@
-// clo eval fidelity: what a policy or a kind of weights changes in the next token's distribution,
-// on any text.
+// clo eval fidelity: what a policy, a kind of weights or a type of rows changes in the next token's
+// distribution, on any text.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
@@ -27,7 +27,7 @@ struct FidelityFlags {
   EngineFlags engine;
   PolicyLists policies;
   std::vector<std::string> texts;
-  std::string weights, reference = "bf16";
+  std::string weights, kv_types, reference = "bf16";
   int64_t context = 4096, compared = 512;
   std::optional<int64_t> windows;
   std::string output;
@@ -36,41 +36,73 @@ struct FidelityFlags {
 
 double ratio(double part, double whole) { return whole == 0 ? 0 : part / whole; }
 
+// What a run's engine holds: a name of weights and one of rows.
+struct Kind {
+  std::string weights, kv_type;
+};
+
+// What these names become in memory: two of them can mean the same.
+struct Memory {
+  WeightPlan weights;
+  DType rows = DType::kBF16;
+  RowFormat stored = RowFormat::kFull;
+
+  bool operator==(const Memory&) const = default;
+};
+
 nlohmann::json outcome_json(const std::string& name, const std::string& weights,
                             const PolicyOptions& policy, const FidelityOutcome& o,
                             const FidelityOutcome& reference) {
   const KvCounters& c = o.counters;
   const auto tokens = static_cast<double>(o.tokens);
-  return {
+  const auto steps = static_cast<double>(o.decode_steps);
+  nlohmann::json line = {
       {"kind", "summary"},
       {"suite", "fidelity"},
       {"policy", name},
       {"weights", weights},
+      {"kv_type", o.kv_type},
+      {"row_bytes", o.row_bytes},
+      {"full_row_bytes", o.full_row_bytes},
       {"flags", describe(policy)},
+      {"kv_ratio", policy.select == Select::kNone ? 1 : policy.kv_ratio},
+      {"set_tokens", policy.set_tokens},
       {"tokens", o.tokens},
       {"perplexity", o.perplexity()},
       {"perplexity_ratio", ratio(o.perplexity(), reference.perplexity())},
       {"next_token_agreement", ratio(static_cast<double>(o.agreed), tokens)},
       {"kl_nats", ratio(o.kl_sum, tokens)},
       {"kl_nats_max", o.kl_max},
-      {"mass_kept", ratio(c.mass_kept, static_cast<double>(c.mass_samples))},
+      {"mass_kept", c.mean_mass_kept()},
       {"hit_rate", c.hit_rate()},
       {"new_rows_on_a_miss",
        ratio(static_cast<double>(c.rows_fetched), static_cast<double>(c.rows_requested))},
       {"share_attended", c.rows_in_context == 0 ? 1
                                                 : ratio(static_cast<double>(c.rows_attended),
                                                         static_cast<double>(c.rows_in_context))},
-      {"bytes_fetched_per_token", ratio(static_cast<double>(c.rows_fetched * o.row_bytes),
-                                        static_cast<double>(o.decode_steps))}};
+      {"bytes_attended_per_token",
+       ratio(static_cast<double>(c.bytes_attended(o.row_bytes, o.full_row_bytes)), steps)},
+      {"bytes_fetched_per_token", ratio(static_cast<double>(c.rows_fetched * o.row_bytes), steps)}};
+  if (c.query_cosine_samples > 0) {  // the CPU backend alone measures it
+    line["query_cosine"] = c.mean_query_cosine();
+    for (const KvCounters& layer : o.layers) {
+      line["query_cosine_by_layer"].push_back(layer.mean_query_cosine());
+    }
+  }
+  return line;
 }
 
 void print_row(const nlohmann::json& line) {
   const auto number = [&](const char* key) { return line.at(key).get<double>(); };
-  std::printf("%-8s %-22s %10.4f %8.4f %6.1f%% %9.5f %6.3f %6.1f%% %6.1f%% %6.1f%% %10s\n",
+  const bool has_cosine = line.contains("query_cosine");
+  char cosine[16] = "-";
+  if (has_cosine) std::snprintf(cosine, sizeof cosine, "%.4f", number("query_cosine"));
+  std::printf("%-8s %-5s %-22s %10.4f %8.4f %6.1f%% %9.5f %6.3f %6s %6.1f%% %6.1f%% %6.1f%% %10s\n",
               line.at("weights").get<std::string>().c_str(),
+              line.at("kv_type").get<std::string>().c_str(),
               line.at("policy").get<std::string>().c_str(), number("perplexity"),
               number("perplexity_ratio"), 100 * number("next_token_agreement"), number("kl_nats"),
-              number("mass_kept"), 100 * number("share_attended"), 100 * number("hit_rate"),
+              number("mass_kept"), cosine, 100 * number("share_attended"), 100 * number("hit_rate"),
               100 * number("new_rows_on_a_miss"),
               format_bytes(static_cast<int64_t>(number("bytes_fetched_per_token"))).c_str());
   std::fflush(stdout);
@@ -93,9 +125,15 @@ Result<int> fidelity(const FidelityFlags& flags) {
   }
   const FidelityOptions suite = {flags.context, flags.compared,
                                  flags.all_windows ? 0 : flags.windows.value_or(1)};
-  if (!flags.weights.empty() && flags.engine.weights != "auto") {
+  const auto contradiction = [](const char* flags_of_both) {
     return Error{ErrorCode::kBadFlag, "contradict each other: the list says which to run; drop one",
-                 "--weights-list and --weights"};
+                 flags_of_both};
+  };
+  if (!flags.weights.empty() && flags.engine.weights != "auto") {
+    return contradiction("--weights-list and --weights");
+  }
+  if (!flags.kv_types.empty() && flags.engine.kv_type != "auto") {
+    return contradiction("--kv-type-list and --kv-type");
   }
   CLO_ASSIGN(const std::vector<NamedPolicy> policies, flags.policies.resolve());
   if (!flags.output.empty()) CLO_TRY(check_writable(flags.output));
@@ -108,31 +146,41 @@ Result<int> fidelity(const FidelityFlags& flags) {
   std::vector<PolicyOptions> all = {dense};
   for (const NamedPolicy& policy : policies) all.push_back(policy.options);
 
-  const auto load = [&](const std::string& weights) -> Result<std::unique_ptr<Engine>> {
+  const auto options_of = [&](const Kind& kind) -> Result<EngineOptions> {
     EngineFlags engine_flags = flags.engine;
-    engine_flags.weights = weights;
-    CLO_ASSIGN(EngineOptions options, engine_flags.resolve());
+    engine_flags.weights = kind.weights;
+    engine_flags.kv_type = kind.kv_type;
+    return engine_flags.resolve();
+  };
+  const auto load = [&](const Kind& kind) -> Result<std::unique_ptr<Engine>> {
+    CLO_ASSIGN(EngineOptions options, options_of(kind));
     options.max_context_tokens = flags.context;
     options.max_batch = static_cast<int32_t>(policies.size()) + 1;
     options.policy = widest(all);
     return Engine::load(options);
   };
-  // What the weights become in memory: two names can mean the same.
-  const auto plan_of = [&](const std::string& weights) -> Result<WeightPlan> {
-    EngineFlags engine_flags = flags.engine;
-    engine_flags.weights = weights;
-    CLO_ASSIGN(EngineOptions options, engine_flags.resolve());
+  const auto memory_of = [&](const Kind& kind) -> Result<Memory> {
+    CLO_ASSIGN(EngineOptions options, options_of(kind));
     CLO_ASSIGN(const ModelFiles model, ModelFiles::find(options.model_dir));
     CLO_ASSIGN(const ModelConfig config, model.config());
     CLO_ASSIGN(const BackendChoice choice, choose_backend(config, options));
     options.backend = choice.backend;
-    return weight_plan(config, options);
+    CLO_ASSIGN(WeightPlan plan, weight_plan(config, options));
+    const KvShape shape = kv_shape(config, options);
+    return Memory{std::move(plan), shape.type, shape.stored};
   };
-  CLO_ASSIGN(const WeightPlan reference_plan, plan_of(flags.reference));
-  const std::vector<std::string> kinds = flags.weights.empty()
-                                             ? std::vector<std::string>{flags.engine.weights}
-                                             : split_list(flags.weights);
-  CLO_ASSIGN(const std::unique_ptr<Engine> reference, load(flags.reference));
+  const auto list_or = [](const std::string& list, const std::string& one) {
+    return list.empty() ? std::vector<std::string>{one} : split_list(list);
+  };
+  std::vector<Kind> kinds;
+  for (const std::string& weights : list_or(flags.weights, flags.engine.weights)) {
+    for (const std::string& kv_type : list_or(flags.kv_types, flags.engine.kv_type)) {
+      kinds.push_back({weights, kv_type});
+    }
+  }
+  const Kind reference_kind = {flags.reference, "auto"};
+  CLO_ASSIGN(const Memory reference_memory, memory_of(reference_kind));
+  CLO_ASSIGN(const std::unique_ptr<Engine> reference, load(reference_kind));
   if (flags.context > reference->max_context_tokens()) {
     return Error{ErrorCode::kBadFlag,
                  "expected at most " + std::to_string(reference->max_context_tokens()) +
@@ -156,11 +204,11 @@ Result<int> fidelity(const FidelityFlags& flags) {
                           .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) +
                       "\n";
   for (size_t k = 0; k < kinds.size(); ++k) {
-    // One engine at a time beside the reference; the same one where the weights are the same.
+    // One engine at a time beside the reference; the same one where weights and rows are the same.
     std::unique_ptr<Engine> own;
     Engine* engine = reference.get();
-    CLO_ASSIGN(const WeightPlan plan, plan_of(kinds[k]));
-    if (plan != reference_plan) {
+    CLO_ASSIGN(const Memory memory, memory_of(kinds[k]));
+    if (memory != reference_memory) {
       CLO_ASSIGN(own, load(kinds[k]));
       engine = own.get();
     }
@@ -171,18 +219,20 @@ Result<int> fidelity(const FidelityFlags& flags) {
     }
     ProgressLine progress(!flags.quiet);
     auto outcomes = run_fidelity(ids, suite, runs, [&](int64_t done, int64_t total) {
-      progress.items("weights " + kinds[k], done, total);
+      progress.items("weights " + kinds[k].weights + ", kv " + kinds[k].kv_type, done, total);
     });
     progress.clear();
     if (!outcomes) return std::move(outcomes).error();
     if (k == 0) {
-      std::printf("%-8s %-22s %10s %8s %7s %9s %6s %7s %7s %7s %10s\n", "weights", "policy",
-                  "perplexity", "ratio", "agree", "KL", "mass", "read", "hits", "new", "bytes/tok");
+      std::printf("%-8s %-5s %-22s %10s %8s %7s %9s %6s %6s %7s %7s %7s %10s\n", "weights", "kv",
+                  "policy", "perplexity", "ratio", "agree", "KL", "mass", "cosine", "read", "hits",
+                  "new", "bytes/tok");
     }
     for (size_t r = 0; r < runs.size(); ++r) {
       if (r == 0 && k > 0) continue;  // printed already
-      const nlohmann::json line = outcome_json(runs[r].name, r == 0 ? flags.reference : kinds[k],
-                                               runs[r].policy, (*outcomes)[r], outcomes->front());
+      const nlohmann::json line =
+          outcome_json(runs[r].name, r == 0 ? flags.reference : kinds[k].weights, runs[r].policy,
+                       (*outcomes)[r], outcomes->front());
       print_row(line);
       lines += line.dump() + "\n";
     }
@@ -206,15 +256,18 @@ Command add_eval_fidelity(CLI::App& app) {
   sub->add_flag("--all-windows", f.all_windows,
                 "As many as the text has, the last one as short as what is left");
   sub->add_option("--weights-list", f.weights, "Several --weights, such as bf16,int8,q4");
-  sub->add_option("--reference-weights", f.reference, "Weights of the dense reference (bf16)");
+  sub->add_option("--kv-type-list", f.kv_types, "Several --kv-type, such as auto,int8,fp8");
+  sub->add_option("--reference-weights", f.reference,
+                  "Weights of the dense reference (bf16); its rows are never compressed");
   sub->add_option("-o,--output", f.output, "Write every row as JSON lines");
   sub->add_flag("--quiet", f.quiet, "No progress line");
   f.policies.add_to(*sub);
   sub->footer(
       "Every token of the text is forced, so nothing is generated. Columns: perplexity and its "
       "ratio to the reference's;\nhow often the most likely next token is the same; KL(reference "
-      "|| this) in nats; attention mass kept; rows read of\nthose in context; hit rate; share of "
-      "new rows on a miss; bytes fetched per token. With --all-windows --context 4096\n"
+      "|| this) in nats; attention mass kept; cosine of a\nquery with the step's before, mean over "
+      "heads and layers; rows read of those in context; hit rate; share of new\nrows on a miss; "
+      "bytes fetched per token. With --all-windows --context 4096\n"
       "--compared 4095 every token of a text is compared but the first of each window.");
   return [flags] { return fidelity(*flags); };
 }

@@ -250,6 +250,9 @@ void EngineFlags::add_to(CLI::App& app, bool with_context) {
   add("--backend", backend, "auto (a GPU where one is there), cpu or cuda");
   add("--threads", threads, "CPU threads (all cores)");
   add("--dtype", dtype, "KV, products and plain weights: auto (as the files), f32, bf16, f16");
+  add("--kv-type", kv_type,
+      "K and V rows: auto (as --dtype), f32, bf16, f16, or all but sink and recent ones in int8, "
+      "fp8 (cpu)");
   add("--weights", weights,
       "Weights in memory: auto (quantised files stay so on the CPU), bf16, f32, int8, q4");
   add("--device-memory,--gpu-memory", device_memory,
@@ -286,6 +289,14 @@ Result<EngineOptions> EngineFlags::resolve() const {
                               {"bf16", WeightType::kBF16},
                               {"f16", WeightType::kF16}},
                              options.dtype));
+  CLO_TRY(choose<KvType>("--kv-type", kv_type,
+                         {{"auto", KvType::kAuto},
+                          {"f32", KvType::kF32},
+                          {"bf16", KvType::kBF16},
+                          {"f16", KvType::kF16},
+                          {"int8", KvType::kInt8},
+                          {"fp8", KvType::kFp8}},
+                         options.kv_type));
   CLO_ASSIGN(options.weights, weight_storage_of(weights));
   CLO_TRY(
       choose<Backend>("--backend", backend,

@@ -67,7 +67,7 @@ Result<WeightStorage> weight_storage_of(const std::optional<std::string>& name);
 
 struct EngineFlags {
   std::string model;
-  std::string dtype = "auto", weights = "auto";
+  std::string dtype = "auto", weights = "auto", kv_type = "auto";
   std::string backend = "auto";
   std::optional<std::string> device_memory, host_memory;
   int32_t threads = 0;

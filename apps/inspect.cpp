@@ -187,10 +187,14 @@ Result<int> inspect(const InspectFlags& flags) {
   if (profile) line("profile", describe_profile(options.profile, *profile));
   print_devices(options, choice);
 
-  std::printf("\n  %s\n  for %lld sequence(s) of %lld tokens, %s per token of KV\n",
+  std::string rows(kv_type_name(input.shape));
+  if (input.shape.compressed()) {
+    rows += ", sink and recent rows in " + std::string(dtype_name(input.shape.type));
+  }
+  std::printf("\n  %s\n  for %lld sequence(s) of %lld tokens, %s per token of KV (%s)\n",
               describe(options.policy).c_str(), static_cast<long long>(input.batch),
               static_cast<long long>(input.context_tokens),
-              format_bytes(input.shape.token_bytes()).c_str());
+              format_bytes(input.shape.token_bytes()).c_str(), rows.c_str());
   const MemoryPlan plan = sketch_memory(input);
   print_plan(plan);
   const int64_t free_bytes = available_host_bytes();

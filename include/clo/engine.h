@@ -92,7 +92,8 @@ struct Request {
   // For evaluation: the answer is forced to these tokens, and each step's logits are shown.
   std::vector<int32_t> forced_tokens;
   std::function<void(std::span<const float>)> on_logits;  // [vocab_size], before sampling
-  bool measure_mass = false;  // compare attended rows with all rows at each step (slow)
+  // At each step compare attended rows with all rows, and queries with the last ones (slow).
+  bool measure_mass = false;
 };
 
 enum class FinishReason : uint8_t { kStop, kLength, kCancelled, kError };

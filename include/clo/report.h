@@ -34,6 +34,10 @@ struct KvCounters {
 
   double mass_kept = 0;  // sum over query heads of attention mass on the attended rows
   int64_t mass_samples = 0;
+  // Measured beside the mass: sum over query heads of the cosine between a decode step's query and
+  // that of the step before, both after the rotary embedding.
+  double query_cosine = 0;
+  int64_t query_cosine_samples = 0;
 
   KvCounters& operator+=(const KvCounters& other);
   // Times that a set was looked at; a correction looks at it once more.
@@ -41,6 +45,13 @@ struct KvCounters {
   // Share of them after which the head went on with the set it had; 0 without any. A set that the
   // true query refuted was not kept.
   double hit_rate() const;
+  // Of the rows that decode attention read.
+  int64_t bytes_attended(int64_t row_bytes, int64_t full_row_bytes) const {
+    return (rows_attended - full_rows_attended) * row_bytes + full_rows_attended * full_row_bytes;
+  }
+  // Means; 0 where nothing was measured.
+  double mean_mass_kept() const;
+  double mean_query_cosine() const;
 };
 
 struct Report {
@@ -54,15 +65,18 @@ struct Report {
   double first_token_seconds = 0;       // submitted to the first token
   double decode_seconds = 0;            // first token to the last
   double decode_tokens_per_second = 0;  // prefill excluded
-  int64_t row_bytes = 0;
+  std::string kv_type;                  // of rows in the store, in slots and of resident heads
+  int64_t row_bytes = 0;                // of one of them
+  int64_t full_row_bytes = 0;   // of a sink or recent row; the same unless rows are compressed
   int64_t device_kv_bytes = 0;  // codes, head caches and resident rows of this request
   int64_t host_kv_bytes = 0;    // its pages in the host store, shared ones included
   int64_t decode_steps = 0;
   double bytes_fetched_per_token = 0;
-  double wait_seconds_per_token = 0;  // attention waiting for rows, all layers
-  double hit_rate = 0;                // of evictable heads; 0 when there are none
-  double share_attended = 1;          // rows read over rows in context, decode only
-  int32_t num_heads = 0;              // (layer, KV head) pairs
+  double bytes_attended_per_token = 0;  // of the rows that decode attention read
+  double wait_seconds_per_token = 0;    // attention waiting for rows, all layers
+  double hit_rate = 0;                  // of evictable heads; 0 when there are none
+  double share_attended = 1;            // rows read over rows in context, decode only
+  int32_t num_heads = 0;                // (layer, KV head) pairs
   int32_t num_resident_heads = 0;
   int32_t num_demoted_heads = 0;  // persistent at first, given up for other requests
   bool resident_by_profile = false;

@@ -207,7 +207,10 @@ void Attention::attend_decode(int32_t layer, const float* queries, int64_t query
     }
     counters.rows_in_context += tasks_[t].context_tokens;
   }
-  if (system_.measure_mass) measure_mass(layer);
+  if (system_.measure_mass) {
+    measure_mass(layer);
+    measure_queries(layer, queries, query_stride);
+  }
 
   for (size_t s = 0; s < batch_.size(); ++s) {
     std::copy_n(queries + static_cast<int64_t>(s) * query_stride, width,
@@ -370,17 +373,49 @@ void Attention::select_and_fetch(int32_t layer, Cause cause) {
 
 void Attention::measure_mass(int32_t layer) {
   const auto group = static_cast<size_t>(system_.shape.group_size());
-  full_log_sum_exp_.resize(tasks_.size() * group);
-  system_.ops->full_scores(
-      {system_.shape, tasks_.data(), std::ssize(tasks_), scale_, full_log_sum_exp_.data()});
+  // Heads that attend to everything keep all of it, and are not counted.
+  std::vector<size_t> measured;
+  decided_.clear();
   for (size_t t = 0; t < tasks_.size(); ++t) {
     if (tasks_[t].attend_all) continue;
+    measured.push_back(t);
+    decided_.push_back(tasks_[t]);
+  }
+  if (measured.empty()) return;
+  full_log_sum_exp_.resize(measured.size() * group);
+  system_.ops->full_scores(
+      {system_.shape, decided_.data(), std::ssize(decided_), scale_, full_log_sum_exp_.data()});
+  for (size_t i = 0; i < measured.size(); ++i) {
+    const size_t t = measured[i];
     KvCounters& counters =
         batch_[t / static_cast<size_t>(system_.shape.num_kv_heads)]->counters(layer);
     for (size_t g = 0; g < group; ++g) {
-      const double mass = std::exp(log_sum_exp_[t * group + g] - full_log_sum_exp_[t * group + g]);
+      const double mass = std::exp(log_sum_exp_[t * group + g] - full_log_sum_exp_[i * group + g]);
       counters.mass_kept += std::min(mass, 1.0);
       ++counters.mass_samples;
+    }
+  }
+}
+
+void Attention::measure_queries(int32_t layer, const float* queries, int64_t query_stride) {
+  const KvShape& shape = system_.shape;
+  for (size_t s = 0; s < batch_.size(); ++s) {
+    if (!batch_[s]->has_last_query) continue;
+    const float* last = batch_[s]->last_query(layer).data();
+    const float* now = queries + static_cast<int64_t>(s) * query_stride;
+    KvCounters& counters = batch_[s]->counters(layer);
+    for (int64_t first = 0; first < int64_t{shape.num_q_heads} * shape.head_dim;
+         first += shape.head_dim) {
+      double dot = 0, now_square = 0, last_square = 0;
+      for (int64_t d = first; d < first + shape.head_dim; ++d) {
+        dot += double{now[d]} * last[d];
+        now_square += double{now[d]} * now[d];
+        last_square += double{last[d]} * last[d];
+      }
+      const double cosine = dot / std::sqrt(now_square * last_square);
+      if (!std::isfinite(cosine)) continue;
+      counters.query_cosine += cosine;
+      ++counters.query_cosine_samples;
     }
   }
 }

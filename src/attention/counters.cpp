@@ -25,6 +25,8 @@ KvCounters& KvCounters::operator+=(const KvCounters& other) {
   wait_ns += other.wait_ns;
   mass_kept += other.mass_kept;
   mass_samples += other.mass_samples;
+  query_cosine += other.query_cosine;
+  query_cosine_samples += other.query_cosine_samples;
   return *this;
 }
 
@@ -33,6 +35,14 @@ double KvCounters::hit_rate() const {
   // A head whose prediction missed can be refuted as well: then one decision is two refreshes.
   return static_cast<double>(std::max<int64_t>(hits - corrections, 0)) /
          static_cast<double>(decisions());
+}
+
+double KvCounters::mean_mass_kept() const {
+  return mass_samples == 0 ? 0 : mass_kept / static_cast<double>(mass_samples);
+}
+
+double KvCounters::mean_query_cosine() const {
+  return query_cosine_samples == 0 ? 0 : query_cosine / static_cast<double>(query_cosine_samples);
 }
 
 }  // namespace clo

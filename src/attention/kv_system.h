@@ -33,7 +33,8 @@ struct KvSystem {
   PageKey root_key;                // model, layout, KV type, hash and RoPE
   // Test mode: host rows cannot be read while decode attention runs.
   bool guard_host_rows = false;
-  // Evaluation: attended rows are compared with all rows at every decode step (slow).
+  // Evaluation: at every decode step attended rows are compared with all rows, and queries with
+  // those of the step before (slow).
   bool measure_mass = false;
   // The backend makes codes on the device and copies them to the host store from there, so a
   // sequence whose pages are shared keeps them on the device whether it reads them or not.

@@ -9,11 +9,11 @@
 namespace clo {
 
 Status check_device_rows(const KvShape& shape, DType model_type) {
-  if (!shape.compressed() && shape.type == model_type) return Ok{};
+  if (shape.type == model_type) return Ok{};
   return Error{ErrorCode::kUnsupported,
-               "the CUDA backend keeps KV rows in the model's type alone, " +
+               "the CUDA backend keeps plain KV rows in the model's type alone, " +
                    std::string(dtype_name(model_type)) + "; " + std::string(kv_type_name(shape)) +
-                   " was asked for; leave the flag out, or use --backend cpu",
+                   " was asked for; leave the flag out, say int8 or fp8, or use --backend cpu",
                "--kv-type"};
 }
 

@@ -25,8 +25,8 @@ namespace {
 std::string store_identity(const std::filesystem::path& dir, const ModelConfig& config,
                            const KvShape& shape, const std::string& profile) {
   return dir.string() + "|" + model_fingerprint(config) + "|" +
-         std::string(dtype_name(shape.type)) + "|" + std::to_string(shape.code_bits) + "|" +
-         std::to_string(kHashSeed) + "|" + profile;
+         std::string(dtype_name(shape.type)) + "|" + std::string(kv_type_name(shape)) + "|" +
+         std::to_string(shape.code_bits) + "|" + std::to_string(kHashSeed) + "|" + profile;
 }
 
 }  // namespace

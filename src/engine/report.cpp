@@ -15,7 +15,9 @@ void Engine::Impl::fill_report(Sequence& sequence) {
   r.policy = describe(sequence.policy);
   r.prompt_tokens = sequence.prompt_tokens;
   r.new_tokens = std::ssize(sequence.response.tokens);
-  r.row_bytes = shape.row_bytes();
+  r.kv_type = kv_type_name(shape);
+  r.row_bytes = shape.stored_row_bytes();
+  r.full_row_bytes = shape.row_bytes();
   r.num_heads = shape.num_layers * shape.num_kv_heads;
   r.decode_steps = sequence.decode_steps;
   if (sequence.state == Sequence::State::kQueued) {
@@ -50,6 +52,8 @@ void Engine::Impl::fill_report(Sequence& sequence) {
   r.hit_rate = t.hit_rate();
   r.share_attended = t.rows_in_context == 0 ? 1 : ratio(t.rows_attended, t.rows_in_context);
   r.bytes_fetched_per_token = ratio(t.rows_fetched * r.row_bytes, r.decode_steps);
+  r.bytes_attended_per_token =
+      ratio(t.bytes_attended(r.row_bytes, r.full_row_bytes), r.decode_steps);
   r.wait_seconds_per_token = ratio(t.wait_ns, r.decode_steps) * 1e-9;
 }
 
@@ -72,6 +76,10 @@ std::string report_text(const Report& r) {
                      " reused), " + std::to_string(r.new_tokens) + " new");
   line("time to first token", fixed(r.first_token_seconds, 2) + " s");
   line("decode", fixed(r.decode_tokens_per_second, 1) + " tokens/s");
+  line("KV rows", r.kv_type + ", " + std::to_string(r.row_bytes) + " bytes" +
+                      (r.row_bytes == r.full_row_bytes
+                           ? ""
+                           : "; sink and recent " + std::to_string(r.full_row_bytes)));
   line("KV on the device", format_bytes(r.device_kv_bytes));
   line("KV in the host store", format_bytes(r.host_kv_bytes));
   line("bytes moved per token", format_bytes(static_cast<int64_t>(r.bytes_fetched_per_token)));
@@ -92,8 +100,7 @@ std::string report_text(const Report& r) {
   }
   line("share attended", percent(r.share_attended));
   if (r.total.mass_samples > 0) {
-    line("attention mass kept",
-         percent(r.total.mass_kept / static_cast<double>(r.total.mass_samples)));
+    line("attention mass kept", percent(r.total.mean_mass_kept()));
   }
   return out;
 }
@@ -115,6 +122,7 @@ nlohmann::json counters_json(const KvCounters& c) {
           {"rows_restored", c.rows_restored},
           {"rows_offloaded", c.rows_offloaded},
           {"rows_attended", c.rows_attended},
+          {"full_rows_attended", c.full_rows_attended},
           {"rows_in_context", c.rows_in_context},
           {"oracle_rows", c.oracle_rows},
           {"wait_ns", c.wait_ns}};
@@ -134,10 +142,13 @@ std::string report_json(const Report& r) {
                          {"decode_seconds", r.decode_seconds},
                          {"decode_steps", r.decode_steps},
                          {"decode_tokens_per_second", r.decode_tokens_per_second},
+                         {"kv_type", r.kv_type},
                          {"row_bytes", r.row_bytes},
+                         {"full_row_bytes", r.full_row_bytes},
                          {"device_kv_bytes", r.device_kv_bytes},
                          {"host_kv_bytes", r.host_kv_bytes},
                          {"bytes_fetched_per_token", r.bytes_fetched_per_token},
+                         {"bytes_attended_per_token", r.bytes_attended_per_token},
                          {"wait_seconds_per_token", r.wait_seconds_per_token},
                          {"hit_rate", r.hit_rate},
                          {"share_attended", r.share_attended},
@@ -147,7 +158,7 @@ std::string report_json(const Report& r) {
                          {"resident_by_profile", r.resident_by_profile},
                          {"total", counters_json(r.total)}};
   if (r.total.mass_samples > 0) {
-    json["mass_kept"] = r.total.mass_kept / static_cast<double>(r.total.mass_samples);
+    json["mass_kept"] = r.total.mean_mass_kept();
   }
   for (const KvCounters& layer : r.layers) json["layers"].push_back(counters_json(layer));
   return json.dump();

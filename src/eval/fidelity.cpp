@@ -36,8 +36,7 @@ Status submit(Lane& lane, std::vector<int32_t> prompt, const std::vector<int32_t
   request.max_new_tokens = std::ssize(forced);
   request.sampling = SamplingOptions{};
   request.policy = lane.run->policy;
-  request.measure_mass =
-      lane.run->policy.select != Select::kNone && lane.run->engine->can_measure_mass();
+  request.measure_mass = lane.run->engine->can_measure_mass();
   request.on_logits = [&lane](std::span<const float> row) {
     lane.rows.emplace_back(row.begin(), row.end());
   };
@@ -52,9 +51,13 @@ Status finish(Lane& lane, FidelityOutcome& outcome) {
   if (response->error) return *response->error;
   const Report& report = response->report;
   outcome.counters += report.total;
+  outcome.layers.resize(report.layers.size());
+  for (size_t i = 0; i < report.layers.size(); ++i) outcome.layers[i] += report.layers[i];
   outcome.decode_steps += report.decode_steps;
   outcome.decode_seconds += report.decode_seconds;
   outcome.row_bytes = report.row_bytes;
+  outcome.full_row_bytes = report.full_row_bytes;
+  outcome.kv_type = report.kv_type;
   return Ok{};
 }
 

@@ -1,7 +1,7 @@
 #pragma once
-// The fidelity suite: a text is given token by token to a reference and to other policies or
-// weights, and at every token the next one's distributions are compared. Nothing is generated, so
-// an early difference does not grow into another text.
+// The fidelity suite: a text is given token by token to a reference and to other policies, weights
+// or row types, and at every token the next one's distributions are compared. Nothing is generated,
+// so an early difference does not grow into another text.
 #include <functional>
 #include <string>
 #include <vector>
@@ -31,8 +31,10 @@ struct FidelityOutcome {
   double kl_max = 0;
   // Of all windows together.
   KvCounters counters;
-  int64_t decode_steps = 0, row_bytes = 0;
+  std::vector<KvCounters> layers;
+  int64_t decode_steps = 0, row_bytes = 0, full_row_bytes = 0;
   double decode_seconds = 0;
+  std::string kv_type;
 
   double perplexity() const;
 };

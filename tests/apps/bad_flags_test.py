@@ -23,6 +23,7 @@ CASES = {
     "select_unknown": (["-p", "x", "--select", "best"], ["--select", "best", "exact"]),
     "backend_unknown": (["-p", "x", "--backend", "tpu"], ["--backend", "tpu"]),
     "dtype_unknown": (["-p", "x", "--dtype", "int4"], ["--dtype", "int4", "bf16"]),
+    "kv_type_unknown": (["-p", "x", "--kv-type", "int4"], ["--kv-type", "int4", "fp8"]),
     "weights_unknown": (["-p", "x", "--weights", "int3"], ["--weights", "int3", "q4"]),
     "size_text": (["-p", "x", "--device-memory", "lots"], ["--device-memory", "lots", "24GiB"]),
     "size_unit": (["-p", "x", "--host-memory", "5 apples"], ["--host-memory", "5 apples"]),

@@ -42,10 +42,32 @@ class Gpu(Case):
         self.refused(3, ["--dtype bf16"], "run", "-m", self.recall, "-p", "hello", "--backend",
                      "cuda", "--dtype", "f32", env=self.env)
 
-    def test_weights_of_other_types_are_refused(self):
-        for weights in ("int8", "q4", "f32"):
+    def test_weights_of_another_plain_type_are_refused(self):
+        for weights in ("f16", "f32"):
             self.refused(3, ["--weights " + weights, "--backend cpu"], "run", "-m", self.recall,
                          "-p", "hello", "--backend", "cuda", "--weights", weights, env=self.env)
+
+    def test_weights_in_blocks(self):
+        # With 4 bits the model of 7 million weights forgets the facts, on any backend.
+        for answer, value in zip(self.answers("--weights", "int8"), FACTS.values()):
+            self.assertIn(value, answer["text"])
+        for answer in self.answers("--weights", "q4"):
+            self.assertGreater(answer["report"]["new_tokens"], 0)
+
+    def test_rows_of_8_bits(self):
+        for kv_type, row_bytes in (("int8", 144), ("fp8", 128)):
+            answers = self.answers("--kv-type", kv_type, "--persistent-heads", "0")
+            for answer, value in zip(answers, FACTS.values()):
+                self.assertIn(value, answer["text"])
+                self.assertGreater(answer["report"]["total"]["rows_fetched"], 0)
+                self.assertEqual(answer["report"]["row_bytes"], row_bytes)
+
+    def test_rows_of_other_types_are_refused(self):
+        for kv_type in ("f32", "f16"):
+            self.refused(3, ["--kv-type", kv_type, "--backend cpu"], "run", "-m", self.recall,
+                         "-p", "hello", "--backend", "cuda", "--kv-type", kv_type, env=self.env)
+            shown = self.succeeds("inspect", "-m", self.recall, "--kv-type", kv_type, env=self.env)
+            self.assertRegex(shown.out, r"backend +cpu; .*" + kv_type)
 
     def test_kernels_one_after_the_other_are_refused(self):
         self.refused(3, ["CUDA_LAUNCH_BLOCKING"], "run", "-m", self.recall, "-p", "hello",

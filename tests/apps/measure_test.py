@@ -4,8 +4,12 @@ import os
 import re
 import statistics
 import struct
+import subprocess
+import sys
+from xml.etree import ElementTree
 
-from program import Case, document, edit_json, question, read_tensors, write_tensors
+import program
+from program import SECONDS, Case, document, edit_json, question, read_tensors, write_tensors
 
 UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 
@@ -282,9 +286,54 @@ class Fidelity(Case):
         self.assertEqual([head["windows"], row["tokens"]], [1, head["text_tokens"] - 1])
         self.assertEqual(run("--context", "32768", "--compared", "10")[1]["tokens"], 10)
 
+    def test_row_types_beside_each_other(self):
+        rows = self.table("--context", "768", "--compared", "128", "--presets", "dense",
+                          "--kv-type-list", "auto,f32,int8,fp8")
+        self.assertEqual([row["kv_type"] for row in rows], ["bf16", "f32", "int8", "fp8"])
+        self.assertEqual([row["row_bytes"] for row in rows], [256, 512, 144, 128])
+        self.assertEqual([row["full_row_bytes"] for row in rows], [256, 512, 256, 256])
+        self.assertEqual(rows[0]["kl_nats"], 0)
+        # Seven bits and a scale keep more than three and none.
+        self.assertLess(0, rows[2]["kl_nats"])
+        self.assertLess(rows[2]["kl_nats"], rows[3]["kl_nats"])
+        self.assertLess(rows[3]["bytes_attended_per_token"], rows[2]["bytes_attended_per_token"])
+        self.assertLess(rows[2]["bytes_attended_per_token"], rows[0]["bytes_attended_per_token"])
+        for row in rows:
+            layers = row["query_cosine_by_layer"]
+            self.assertEqual(len(layers), 8)
+            self.assertAlmostEqual(sum(layers) / 8, row["query_cosine"], 6)
+            self.assertTrue(all(-1 < cosine < 1 for cosine in layers))
+        # The reference's own queries, with or without compressed rows beside them.
+        self.assertAlmostEqual(rows[0]["query_cosine"], rows[2]["query_cosine"], 1)
+
+    def test_plot(self):
+        self.table("--context", "768", "--compared", "32", "--ratios", "0.5,0.4",
+                   "--kv-type-list", "auto,int8")
+        script = os.path.join(program.SOURCE, "bench", "plot_fidelity")
+        for axis in ("bytes", "ratio"):
+            drawn = subprocess.run([sys.executable, script, self.path("out.jsonl"),
+                                    self.path("out.svg"), "--x", axis], capture_output=True,
+                                   text=True, timeout=SECONDS)
+            self.assertEqual(drawn.stderr, "")
+            root = ElementTree.parse(self.path("out.svg")).getroot()
+            svg = "{http://www.w3.org/2000/svg}"
+            # Dense and the two types of the policy, in both panels; a point for each line.
+            self.assertEqual(len(root.findall(f"{svg}polyline")), 2 * 3)
+            self.assertEqual(len(root.findall(f"{svg}circle")), 2 * 5)
+        self.write("old.jsonl", json.dumps({"kind": "summary", "suite": "fidelity"}))
+        for args, named in ((["nowhere.jsonl"], "nowhere.jsonl"), (["old.jsonl"], "kv_type")):
+            failed = subprocess.run([sys.executable, script, *map(self.path, args),
+                                     self.path("out.svg")], capture_output=True, text=True,
+                                    timeout=SECONDS)
+            self.assertNotEqual(failed.returncode, 0)
+            self.assertIn(named, failed.stderr)
+
     def test_bad_input(self):
         text = self.write("short.txt", "a few words")
         command = ["eval", "fidelity", "-m", self.recall]
+        self.refused(2, ["--kv-type-list", "--kv-type"], *command, "--text", text,
+                     "--kv-type", "int8", "--kv-type-list", "auto,int8")
+        self.refused(2, ["--kv-type", "int3"], *command, "--text", text, "--kv-type-list", "int3")
         self.refused(3, ["--text", "need 4096", "tokens"], *command, "--text", text)
         self.refused(3, ["nowhere.txt"], *command, "--text", "nowhere.txt")
         self.refused(2, ["--compared"], *command, "--text", text, "--context", "64",

@@ -11,18 +11,19 @@ from program import FACTS, SECONDS, Case, Terminal, document, question
 REPORT_KEYS = {
     "backend", "policy", "prompt_tokens", "reused_tokens", "new_tokens", "queue_seconds",
     "prefill_seconds", "first_token_seconds", "decode_seconds", "decode_steps",
-    "decode_tokens_per_second", "row_bytes", "device_kv_bytes", "host_kv_bytes",
-    "bytes_fetched_per_token", "wait_seconds_per_token", "hit_rate", "share_attended", "num_heads",
-    "num_resident_heads", "num_demoted_heads", "resident_by_profile", "total", "layers"
+    "decode_tokens_per_second", "kv_type", "row_bytes", "full_row_bytes", "device_kv_bytes",
+    "host_kv_bytes", "bytes_fetched_per_token", "bytes_attended_per_token",
+    "wait_seconds_per_token", "hit_rate", "share_attended", "num_heads", "num_resident_heads",
+    "num_demoted_heads", "resident_by_profile", "total", "layers"
 }
 COUNTERS = {
     "hits", "misses", "aged", "incomplete", "corrections", "resident_selections",
     "rows_requested", "rows_fetched", "rows_saved_by_delta", "rows_saved_by_hits", "rows_primed",
-    "rows_restored", "rows_offloaded", "rows_attended", "rows_in_context", "oracle_rows",
-    "wait_ns"
+    "rows_restored", "rows_offloaded", "rows_attended", "full_rows_attended", "rows_in_context",
+    "oracle_rows", "wait_ns"
 }
 FIGURES = ["prompt", "finish reason", "backend", "policy", "tokens", "time to first token",
-           "decode", "KV on the device", "KV in the host store", "bytes moved per token",
+           "decode", "KV rows", "KV on the device", "KV in the host store", "bytes moved per token",
            "waiting for rows", "hit rate", "share attended"]
 
 
@@ -148,6 +149,22 @@ class Answers(Case):
         self.assertIn(FACTS["amber-falcon"], answer["text"])
         self.assertEqual(answer["report"]["row_bytes"], 2 * 64 * 4)
 
+    def test_kv_types(self):
+        # head_dim 64: two halves of codes and, with int8, two scales, in whole 16 bytes.
+        for kv_type, row, full in (("auto", 256, 256), ("f32", 512, 512), ("bf16", 256, 256),
+                                   ("f16", 256, 256), ("int8", 144, 256), ("fp8", 128, 256)):
+            answers = self.about_the_text("--kv-type", kv_type, "--json").json()
+            for answer, value in zip(answers, FACTS.values()):
+                report = answer["report"]
+                self.assertEqual(report["kv_type"], "bf16" if kv_type == "auto" else kv_type)
+                self.assertEqual([report["row_bytes"], report["full_row_bytes"]], [row, full])
+                self.assertIn(value, answer["text"], kv_type)
+
+    def test_int8_rows_answer_as_full_ones(self):
+        def texts(*args):
+            return [a["text"] for a in self.about_the_text("--json", *args).json()]
+        self.assertEqual(texts("--kv-type", "int8"), texts("--kv-type", "bf16"))
+
     def test_weights_in_blocks(self):
         # Four bits are too few for a model as small as this one; eight are not.
         for answer, value in zip(self.about_the_text("--weights", "int8", "--json").json(),
@@ -158,6 +175,25 @@ class Answers(Case):
         text = self.succeeds("inspect", "-m", self.recall, "--weights", weights).out
         number, unit = re.search(r"^  weights +device +([\d.]+) (\S+)", text, re.M).groups()
         return float(number) * {"KiB": 1, "MiB": 1024}[unit]
+
+    def test_compressed_rows_take_less(self):
+        def plan(kv_type):
+            text = self.succeeds("inspect", "-m", self.recall, "--kv-type", kv_type).out
+            bytes_of = {}
+            for name in ("weights", "head caches", "host store"):
+                number, unit = re.search(rf"^  {name} +\w+ +([\d.]+) (\S+)", text,
+                                         re.M).groups()
+                bytes_of[name] = float(number) * {"KiB": 1, "MiB": 1024, "GiB": 1024**2}[unit]
+            return bytes_of, text
+        full, text = plan("bf16")
+        self.assertIn("per token of KV (bf16)", text)
+        for kv_type, row in (("int8", 144), ("fp8", 128)):
+            less, text = plan(kv_type)
+            self.assertIn(f"per token of KV ({kv_type}, sink and recent rows in bf16)", text)
+            self.assertEqual(less["weights"], full["weights"])
+            # Rows, and 16 bytes of code beside each.
+            self.assertAlmostEqual(less["host store"] / full["host store"], (row + 16) / 272, 2)
+            self.assertLess(less["head caches"], full["head caches"])
 
     def test_weights_in_blocks_take_less(self):
         bf16 = self.weight_bytes("bf16")

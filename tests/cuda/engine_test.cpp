@@ -388,6 +388,77 @@ TEST_F(GpuEngine, ManySequencesWithWeightsInBlocks) {
   for (const RequestId id : ids) EXPECT_EQ(gpu->take(id)->tokens, alone);
 }
 
+// Rows in 8 bits: what leaves the device and comes back is the same for every choice of rows, and
+// the logits are the CPU's up to what the rounding of rows makes of a last bit. (The CPU reads
+// compressed rows in a prefill as well, a GPU only those of earlier chunks.)
+TEST_F(GpuEngine, CompressedRowsOffloadedEqualResident) {
+  for (const KvType kv_type : {KvType::kInt8, KvType::kFp8}) {
+    SCOPED_TRACE(kv_type == KvType::kInt8 ? "int8" : "fp8");
+    EngineOptions options = options_for(kRecall, Backend::kCuda);
+    options.kv_type = kv_type;
+    const auto gpu = load_engine(options);
+    options.backend = Backend::kCpu;
+    const auto cpu = load_engine(options);
+    options.backend = Backend::kCuda;
+    options.kv_type = KvType::kAuto;
+    const auto plain = load_engine(options);
+    ASSERT_TRUE(gpu && cpu && plain);
+    const auto prompt = random_ids(1200, gpu->vocab_size(), 8);
+    const auto forced = random_ids(200, gpu->vocab_size(), 11);
+    const ForcedRun dense = forced_run(*gpu, prompt, forced, *preset("dense"));
+    EXPECT_EQ(dense.response.report.total.rows_fetched, 0);
+    const double to_plain =
+        compare(forced_run(*plain, prompt, forced, *preset("dense")), dense).worst_cosine;
+    const double to_cpu =
+        compare(forced_run(*cpu, prompt, forced, *preset("dense")), dense).worst_cosine;
+    std::printf("%s: worst 1 - cosine to full rows %.2e, to the CPU's %.2e\n",
+                kv_type == KvType::kInt8 ? "int8" : "fp8", to_plain, to_cpu);
+    EXPECT_GT(to_plain, 0);  // the rows are compressed
+    EXPECT_LT(to_cpu, kv_type == KvType::kInt8 ? kLogitBound : 10 * kLogitBound);
+    PolicyOptions base = evictable("default");
+    base.set_tokens = 2000;
+    base.threshold = 2.0;
+    base.max_label_age = 8;
+    for (const Select select : {Select::kHash, Select::kExact, Select::kRandom}) {
+      for (const Fetch fetch : {Fetch::kDelta, Fetch::kWhole}) {
+        PolicyOptions policy = with(base, Predict::kPreviousStep, Correction::kTrueQuery, fetch);
+        policy.select = select;
+        SCOPED_TRACE(describe(policy));
+        const ForcedRun offloaded = forced_run(*gpu, prompt, forced, policy);
+        EXPECT_LT(compare(offloaded, dense).worst_cosine, kReorderBound);
+        EXPECT_GT(offloaded.response.report.total.rows_fetched, 0);
+      }
+    }
+    EXPECT_EQ(gpu->memory().pages_in_use, 0);
+  }
+}
+
+// Sets that are a part of the context, chunks whose earlier rows come back from the store, and a
+// prefix that is taken from it.
+TEST_F(GpuEngine, CompressedRowsInChunksAndPrefixes) {
+  for (const KvType kv_type : {KvType::kInt8, KvType::kFp8}) {
+    EngineOptions options = options_for(kRecall, Backend::kCuda);
+    options.kv_type = kv_type;
+    options.keep_prefixes = true;
+    options.prefill_chunk = 300;
+    const auto gpu = load_engine(options);
+    options.backend = Backend::kCpu;
+    const auto cpu = load_engine(options);
+    ASSERT_TRUE(gpu && cpu);
+    const auto prompt = random_ids(1500, gpu->vocab_size(), 5);
+    const auto forced = random_ids(256, gpu->vocab_size(), 6);
+    const ForcedRun a = forced_run(*cpu, prompt, forced, *preset("hata"));
+    const ForcedRun b = forced_run(*gpu, prompt, forced, *preset("hata"));
+    EXPECT_LT(compare(a, b).worst_cosine, 5e-2);
+    const ForcedRun again = forced_run(*gpu, prompt, forced, *preset("hata"));
+    EXPECT_GT(again.response.report.reused_tokens, 1000);
+    EXPECT_LT(compare(again, b).worst_cosine, 5e-2);
+    std::printf("%s hata: worst 1 - cosine to the CPU's %.2e, with a stored prefix %.2e\n",
+                kv_type == KvType::kInt8 ? "int8" : "fp8", compare(a, b).worst_cosine,
+                compare(again, b).worst_cosine);
+  }
+}
+
 // Requests that join take persistent heads from one that has filled the budget with them: its
 // logits stay dense's (its sets cover the context), and steps launched ahead see no stale table.
 TEST_F(GpuEngine, PersistentHeadsGiveWayToOtherRequests) {

@@ -59,11 +59,14 @@ TEST(CheckDeviceRows, RefusesWhatIsNotTheModelsTypeByName) {
   };
   shape.type = DType::kF16;
   expect_refused("f16");
+  shape.type = DType::kF32;
+  expect_refused("f32");
+  // Compressed rows of any kind, as long as those that stay full are of the model's type.
   shape.type = DType::kBF16;
-  shape.stored = RowFormat::kInt8;
-  expect_refused("int8");
-  shape.stored = RowFormat::kFp8;
-  expect_refused("fp8");
+  for (const RowFormat stored : {RowFormat::kInt8, RowFormat::kFp8}) {
+    shape.stored = stored;
+    EXPECT_TRUE(check_device_rows(shape, DType::kBF16));
+  }
 }
 
 TEST(KvShapeOf, TheKvTypeIsOfRowsAloneAndTheTypeOfProducts) {

@@ -31,16 +31,17 @@ void expect_close(int64_t planned, int64_t measured, const std::string& what) {
   EXPECT_NEAR(static_cast<double>(planned), static_cast<double>(measured), slack) << what;
 }
 
-class PlanRows : public testing::TestWithParam<std::tuple<int64_t, const char*>> {};
+class PlanRows : public testing::TestWithParam<std::tuple<int64_t, const char*, KvType>> {};
 
 TEST_P(PlanRows, AreWithinTenPercentOfMeasured) {
-  const auto [context, preset_name] = GetParam();
+  const auto [context, preset_name, kv_type] = GetParam();
   EngineOptions options = tiny_options("recall-7m");
   options.guard_host_rows = false;
   options.prefill_chunk = 512;
   options.max_batch = 1;
   options.max_context_tokens = context;
   options.policy = *preset(preset_name);
+  options.kv_type = kv_type;
   const auto config = load_model_config(options.model_dir);
   ASSERT_TRUE(config);
 
@@ -68,15 +69,24 @@ TEST_P(PlanRows, AreWithinTenPercentOfMeasured) {
   expect_close(row(plan, "host store"), report.host_kv_bytes, "pages of the request");
 }
 
+std::string plan_case_name(
+    const testing::TestParamInfo<std::tuple<int64_t, const char*, KvType>>& instance) {
+  const auto& [context, preset_name, kv_type] = instance.param;
+  std::string name = std::string(preset_name) + "_" + std::to_string(context);
+  if (kv_type != KvType::kAuto) name += kv_type == KvType::kInt8 ? "_int8" : "_fp8";
+  std::replace(name.begin(), name.end(), '-', '_');
+  return name;
+}
 INSTANTIATE_TEST_SUITE_P(Contexts, PlanRows,
                          testing::Combine(testing::Values(1024, 8192, 32768),
-                                          testing::Values("dense", "default", "clo-paper", "hata")),
-                         [](const auto& instance) {
-                           std::string name = std::string(std::get<1>(instance.param)) + "_" +
-                                              std::to_string(std::get<0>(instance.param));
-                           std::replace(name.begin(), name.end(), '-', '_');
-                           return name;
-                         });
+                                          testing::Values("dense", "default", "clo-paper", "hata"),
+                                          testing::Values(KvType::kAuto)),
+                         plan_case_name);
+INSTANTIATE_TEST_SUITE_P(Compressed, PlanRows,
+                         testing::Combine(testing::Values(8192, 32768),
+                                          testing::Values("dense", "default"),
+                                          testing::Values(KvType::kInt8, KvType::kFp8)),
+                         plan_case_name);
 
 // Each in a process of its own (see this folder's CMakeLists): memory that an earlier engine gave
 // back would be counted otherwise.

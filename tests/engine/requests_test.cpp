@@ -240,10 +240,13 @@ TEST(Budget, WhatIsLeftKeepsHeadsPersistent) {
 TEST(Budget, PersistentHeadsGiveWayToOtherRequests) {
   PolicyOptions policy = *preset("default");
   policy.threshold = 2;  // every step chooses anew, so that a lost label changes nothing
-  for (const char* select : {"hash", "exact"}) {
-    policy.select = std::string(select) == "hash" ? Select::kHash : Select::kExact;
+  for (const auto& [select, kv_type] :
+       {std::pair{Select::kHash, KvType::kAuto}, std::pair{Select::kExact, KvType::kAuto},
+        std::pair{Select::kHash, KvType::kInt8}, std::pair{Select::kExact, KvType::kFp8}}) {
+    policy.select = select;
     for (const int steps_between : {3, 12, 40}) {
       EngineOptions options = tiny_options("llama3");
+      options.kv_type = kv_type;
       options.max_batch = 3;
       const std::vector<int64_t> lengths = {900, 700, 1100};
       std::vector<std::vector<int32_t>> prompts, alone;

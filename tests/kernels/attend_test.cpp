@@ -11,6 +11,7 @@
 #include "kernels/attend/deal.h"
 #include "kernels/gpu_test.h"
 #include "kv/head_cache.h"
+#include "ops/stored_row.h"
 #include "reference/cpu_ops.h"
 
 namespace clo::kernels {
@@ -105,9 +106,10 @@ class Step {
   };
   static constexpr int32_t kLayer = 1, kSink = 4, kRing = 24, kRecent = 16;
 
-  Step(int head_dim, int group, int kv_heads, std::vector<Row> rows, DType type = DType::kBF16)
+  Step(int head_dim, int group, int kv_heads, std::vector<Row> rows, DType type = DType::kBF16,
+       RowFormat stored = RowFormat::kFull)
       : rows_(std::move(rows)), num_rows_(static_cast<int32_t>(std::ssize(rows_))) {
-    shape_ = {2, kv_heads * group, kv_heads, head_dim, type, 128};
+    shape_ = {2, kv_heads * group, kv_heads, head_dim, type, 128, stored};
     const int64_t table = int64_t{num_rows_} * shape_.num_layers * kv_heads;
     std::vector<HeadCacheView> views(static_cast<size_t>(table));
     std::vector<BatchSlot> slots(static_cast<size_t>(num_rows_));
@@ -263,10 +265,20 @@ class Step {
           to_bits(shape_.type, random_floats(2 * shape_.head_dim, generator()));
       std::memcpy(rows + index * shape_.row_bytes(), bits.data(), bits.size() * 2);
     };
+    const auto fill_stored = [&](std::byte* rows, int64_t index) {
+      if (!shape_.compressed()) return fill(rows, index);
+      // Of different sizes, so that a row's scale matters.
+      const float size = index % 3 == 0 ? 0.25f : 1.0f;
+      const std::vector<float> values = from_bits(
+          shape_.type, to_bits(shape_.type, random_floats(2 * shape_.head_dim, generator(), size)));
+      compress_row(shape_, values.data(), values.data() + shape_.head_dim,
+                   rows + index * shape_.stored_row_bytes());
+    };
     HeadCacheView& view = head->view;
     if (view.is_resident()) {
-      for (int64_t t = 0; t < row.context; ++t) fill(view.resident, t);
-    } else {
+      for (int64_t t = 0; t < row.context; ++t) fill_stored(view.resident, t);
+    }
+    if (view.sink != nullptr) {
       for (int64_t t = 0; t < std::min<int64_t>(kSink, row.context); ++t) fill(view.sink, t);
       for (int64_t t = std::max<int64_t>(kSink, row.context - kRing); t < row.context; ++t) {
         fill(view.ring, t % kRing);
@@ -282,7 +294,7 @@ class Step {
       // Holes here and there, and whole tiles of them.
       const bool hole = s % 7 == 3 || (s >= 60 && s < 140);
       view.slot_token[s] = hole ? -1 : tokens[static_cast<size_t>(s)];
-      if (!hole && !view.is_resident()) fill(view.slots, s);
+      if (!hole && !view.is_resident()) fill_stored(view.slots, s);
     }
     // Past the used ones the map says nothing.
     for (int32_t s = used; s < spec.slot_capacity; ++s) view.slot_token[s] = 1;
@@ -364,6 +376,37 @@ TEST_F(AttendTest, EqualsTheCpuForEveryShapeAndGrid) {
         ASSERT_EQ(attended, static_cast<unsigned long long>(read * runs));
         ASSERT_EQ(in_context, context * static_cast<unsigned long long>(runs));
         ASSERT_EQ(step.queue_->download()[0].fault, 0u);
+      }
+    }
+  }
+}
+
+// Rows of two forms in one list: sinks and ring full, the rest compressed.
+TEST_F(AttendTest, CompressedRowsGiveTheCpusResult) {
+  for (const RowFormat stored : {RowFormat::kInt8, RowFormat::kFp8}) {
+    for (const int head_dim : {64, 128}) {
+      for (const int group : {1, 4, 7, 8}) {
+        for (const DType type : kElementTypes) {
+          SCOPED_TRACE(testing::Message()
+                       << "head_dim " << head_dim << " group " << group << " " << dtype_name(type)
+                       << " format " << static_cast<int>(stored));
+          std::vector<Step::Row> rows;
+          for (const int64_t context : {1, 3, 5, 29, 64, 257, 3000}) {
+            for (const HeadKind kind :
+                 {HeadKind::kEvictable, HeadKind::kResidentSet, HeadKind::kResidentAll}) {
+              rows.push_back({context, kind});
+            }
+          }
+          rows.push_back({.context = 50, .active = false});
+          Step step(head_dim, group, 2, rows, type, stored);
+          const Step::Expected expected = step.expect();
+          for (const int32_t grid : {7, 264}) {
+            step.run(grid);
+            compare(step, expected, step.out_->download(), step.lse_->download());
+            if (HasFatalFailure()) return;
+          }
+          ASSERT_EQ(step.queue_->download()[0].fault, 0u);
+        }
       }
     }
   }

@@ -2,8 +2,10 @@
 // The places that keep token rows, twice: on the device, and as the CPU backend fills them.
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <memory>
 #include <ostream>
+#include <tuple>
 
 #include "kernels/decode_tables.h"
 #include "kernels/gpu_test.h"
@@ -50,12 +52,14 @@ struct Case {
   int code_bits = 128;
   bool trained = false;
   DType type = DType::kBF16;
+  RowFormat stored = RowFormat::kFull;
 };
 
 inline std::ostream& operator<<(std::ostream& out, const Case& c) {
   return out << "head_dim " << c.head_dim << " group " << c.group << " kv heads " << c.kv_heads
              << " norm " << c.norm << " bias " << c.bias << " splits " << c.splits << " bits "
-             << c.code_bits << " trained " << c.trained << " " << dtype_name(c.type);
+             << c.code_bits << " trained " << c.trained << " " << dtype_name(c.type) << " format "
+             << static_cast<int>(c.stored);
 }
 
 // The constants and the places of a model of one shape; sequences are added with their tokens.
@@ -65,7 +69,8 @@ class Places {
 
   Places(const Case& c, int64_t num_pages)
       : c_(c),
-        shape_{kLayers, c.kv_heads * c.group, c.kv_heads, c.head_dim, c.type, c.code_bits},
+        shape_{kLayers, c.kv_heads * c.group, c.kv_heads, c.head_dim,
+               c.type,  c.code_bits,          c.stored},
         layout_{shape_, num_pages},
         signs_(shape_, kHashSeed),
         host_rows(layout_.rows_bytes()),
@@ -122,23 +127,22 @@ class Places {
     }
     s.device_pages = std::make_unique<DeviceArray<int32_t>>(s.pages);
     s.device_blocks = std::make_unique<DeviceArray<uint64_t*>>(blocks);
-    const int64_t row = shape_.row_bytes();
+    const int64_t row = shape_.row_bytes(), stored = shape_.stored_row_bytes();
     for (int32_t h = 0; h < c_.kv_heads; ++h) {
       HeadCacheView view, device;
       view.sink_tokens = kSink;
       view.ring_tokens = kRing;
       view.capacity_tokens = capacity;
       device = view;
-      const auto place = [&](int64_t rows, std::byte*& host, std::byte*& on_device) {
-        Mirror& m = *s.memory.emplace_back(std::make_unique<Mirror>(rows * row));
+      const auto place = [&](int64_t bytes, std::byte*& host, std::byte*& on_device) {
+        Mirror& m = *s.memory.emplace_back(std::make_unique<Mirror>(bytes));
         host = m.host.data();
         on_device = m.device.data();
       };
-      if (h % 2 == 1) {
-        place(capacity, view.resident, device.resident);
-      } else {
-        place(kSink, view.sink, device.sink);
-        place(kRing, view.ring, device.ring);
+      if (h % 2 == 1) place(capacity * stored, view.resident, device.resident);
+      if (h % 2 == 0 || shape_.compressed()) {
+        place(kSink * row, view.sink, device.sink);
+        place(kRing * row, view.ring, device.ring);
       }
       states_.push_back(std::make_unique<DeviceArray<HeadState>>(std::vector<HeadState>(1)));
       labels_.push_back(std::make_unique<DeviceArray<float>>(int64_t{c_.group} * c_.head_dim));
@@ -169,7 +173,14 @@ class Places {
     p.num_sequences = 1;
     p.tokens_per_sequence = tokens;
     ops.append(p);
-    for (int64_t t = first; t < first + tokens; ++t) written.push_back({&s, t});
+    for (int64_t t = first; t < first + tokens; ++t) {
+      written.push_back({&s, t});
+      for (int32_t h = 0; h < c_.kv_heads; ++h) {
+        const float* key = keys + (t - first) * stride + h * c_.head_dim;
+        full_keys[{&s, t, h}] =
+            from_bits(c_.type, to_bits(c_.type, std::span(key, static_cast<size_t>(c_.head_dim))));
+      }
+    }
   }
 
   // Every place holds what the CPU wrote, and nothing else was touched.
@@ -195,7 +206,11 @@ class Places {
         for (int32_t h = 0; h < c_.kv_heads; ++h) {
           const std::byte* row =
               host_rows.data() + layout_.row_offset(kLayer, s->pages[page], h, slot);
-          convert_to_f32(c_.type, row, key.data(), c_.head_dim);
+          if (shape_.compressed()) {
+            key = full_keys.at({s.get(), token, h});
+          } else {
+            convert_to_f32(c_.type, row, key.data(), c_.head_dim);
+          }
           std::vector<uint64_t> code(static_cast<size_t>(words));
           encode_row(simd_table(), hashes_host[static_cast<size_t>(kLayer * c_.kv_heads + h)],
                      key.data(), code.data(), scratch.data());
@@ -226,6 +241,8 @@ class Places {
   std::unique_ptr<DeviceArray<HashParams>> hashes;
   std::vector<std::unique_ptr<Sequence>> sequences;
   std::vector<std::pair<const Sequence*, int64_t>> written;
+  // Keys as the full rows have them, which codes are made of.
+  std::map<std::tuple<const Sequence*, int64_t, int32_t>, std::vector<float>> full_keys;
 
  private:
   std::vector<std::unique_ptr<DeviceArray<HeadState>>> states_;

@@ -9,6 +9,7 @@
 
 #include "kernels/gpu_test.h"
 #include "kernels/rows_places.h"
+#include "ops/stored_row.h"
 #include "reference/cpu_ops.h"
 #include "select/hash_signs.h"
 #include "select/set_rule.h"
@@ -68,6 +69,8 @@ void expect_queries(std::span<const float> got, std::span<const float> want, boo
 }
 
 class RowsTest : public GpuTest {};
+
+void run_chunk(const Case& c, int64_t first, int64_t rows);
 
 void run_decode(const Case& c) {
   SCOPED_TRACE(testing::Message() << c);
@@ -235,6 +238,23 @@ TEST_F(RowsTest, DecodeRowsMakeCodesOfEveryKind) {
   }
 }
 
+// Stored rows compressed, byte for byte; without a norm, whose last bit is the kernel's own.
+TEST_F(RowsTest, CompressedRowsEqualTheCpus) {
+  for (const RowFormat stored : {RowFormat::kInt8, RowFormat::kFp8}) {
+    for (const int head_dim : {64, 128}) {
+      for (const DType type : kElementTypes) {
+        run_decode({head_dim, 4, 3, false, true, 2, 128, false, type, stored});
+        if (HasFatalFailure()) return;
+        for (const auto& [first, rows] :
+             {std::pair<int64_t, int64_t>{0, 300}, {255, 258}, {3, 1}}) {
+          run_chunk({head_dim, 3, 3, false, false, 1, 128, false, type, stored}, first, rows);
+          if (HasFatalFailure()) return;
+        }
+      }
+    }
+  }
+}
+
 TEST_F(RowsTest, PredictedQueriesEqualTheCpus) {
   for (const int head_dim : {64, 128}) {
     for (const int variant : {0, 1, 2, 3}) {
@@ -367,6 +387,15 @@ void run_chunk(const Case& c, int64_t first, int64_t rows) {
   for (int64_t h = 0; h < shape.num_kv_heads; ++h) {
     const auto at = static_cast<std::ptrdiff_t>((h * capacity + first) * shape.row_bytes());
     std::copy_n(moved.begin() + at, rows * shape.row_bytes(), expected.begin() + at);
+    if (!shape.compressed()) continue;
+    // What comes back is what the store has.
+    for (int64_t t = first; t < first + rows; ++t) {
+      const int64_t stored =
+          places.layout_.row_offset(kLayer, s.pages[static_cast<size_t>(t / kPageTokens)],
+                                    static_cast<int32_t>(h), static_cast<int32_t>(t % kPageTokens));
+      expand_to_full(shape, places.host_rows.data() + stored,
+                     expected.data() + (h * capacity + t) * shape.row_bytes());
+    }
   }
   move.layer_rows = other.data();
   move.code_blocks = nullptr;

@@ -217,7 +217,7 @@ void expand_rows(const RowCopy* copies, int64_t count, const KvShape& shape, int
   with_element(shape.type, [&]<typename Element>(Element) {
     launch(
         shape.head_dim == 64 ? expand_rows_kernel<Element, 64> : expand_rows_kernel<Element, 128>,
-        dim3(static_cast<unsigned>(num_blocks)), dim3(kMoveThreads), 0, stream, copies, count, run,
+        dim3(static_cast<unsigned>(num_blocks)), dim3(kMoveThreads), 0, stream, copies, count,
         shape);
   });
 }
