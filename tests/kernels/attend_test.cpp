@@ -391,7 +391,7 @@ TEST_F(AttendTest, CompressedRowsGiveTheCpusResult) {
                        << "head_dim " << head_dim << " group " << group << " " << dtype_name(type)
                        << " format " << static_cast<int>(stored));
           std::vector<Step::Row> rows;
-          for (const int64_t context : {1, 3, 5, 29, 64, 257, 3000}) {
+          for (const int64_t context : {1, 3, 5, 40, 64, 257, 3000}) {
             for (const HeadKind kind :
                  {HeadKind::kEvictable, HeadKind::kResidentSet, HeadKind::kResidentAll}) {
               rows.push_back({context, kind});
