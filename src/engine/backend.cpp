@@ -24,8 +24,10 @@ Result<BackendChoice> choose_backend(const ModelConfig& config, const EngineOpti
     EngineOptions on_device = options;
     on_device.backend = Backend::kCuda;
     const KvShape shape = kv_shape(config, on_device);
-    Status usable = facts ? CudaBackend::supports(shape) : Status(facts.error());
-    if (usable) usable = check_device_rows(shape, model_type(config, on_device));
+    // A row type that was asked for is named before the type that it makes impossible.
+    Status usable =
+        facts ? check_device_rows(shape, model_type(config, on_device)) : Status(facts.error());
+    if (usable) usable = CudaBackend::supports(shape);
     if (usable) {
       const auto plan = weight_plan(config, on_device);
       if (!plan) usable = plan.error();

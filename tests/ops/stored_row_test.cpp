@@ -180,11 +180,12 @@ RC_GTEST_PROP(StoredRow, IsWithinHalfAStepAndStable, ()) {
     for (const float x : *given) largest = std::max(largest, std::abs(double{x}));
     for (size_t d = 0; d < given->size(); ++d) {
       const double x = (*given)[d];
-      // e4m3: half a unit of three mantissa bits, at least half the subnormal step; what is beyond
-      // 448 is saturated.
+      // int8: half a step, and of at most 127 steps four f32 roundings (inverse and its product,
+      // scale and its product) of 2^-24 each. e4m3: half a unit of three mantissa bits, at least
+      // half the subnormal step; what is beyond 448 is saturated.
       const double bound =
           shape.stored == RowFormat::kInt8
-              ? largest / 127 * 0.500001
+              ? largest / 127 * (0.5 + 4 * 127 * std::ldexp(1.0, -24))
               : std::max({std::abs(x) / 16, std::ldexp(1.0, -10), std::abs(x) - 448});
       RC_ASSERT(std::abs((*found)[d] - x) <= bound);
     }
