@@ -36,6 +36,7 @@ struct InspectFlags {
   EngineFlags engine;
   PolicyFlags policy;
   int32_t batch = 1;
+  bool keep_prefixes = false;
   std::string token_ids;
 };
 
@@ -132,6 +133,7 @@ Result<int> inspect(const InspectFlags& flags) {
                  "--batch"};
   }
   options.max_batch = flags.batch;
+  options.keep_prefixes = flags.keep_prefixes || flags.batch > 1;
   CLO_TRY(check_options(options));
   CLO_ASSIGN(const ModelFiles model, ModelFiles::find(options.model_dir));
   const std::filesystem::path& dir = model.path();
@@ -220,6 +222,9 @@ Command add_inspect(CLI::App& app) {
   auto flags = std::make_shared<InspectFlags>();
   flags->engine.add_to(app);
   add_value(app, "--batch", flags->batch, "Sequences at once (1)");
+  app.add_flag(
+      "--keep-prefixes", flags->keep_prefixes,
+      "Plan for prompts kept for later ones, as run with several questions or --chat does");
   add_value(app, "--token-ids", flags->token_ids,
             "Print the token ids of a text file instead, one a line, as run --raw takes it")
       ->type_name("FILE");

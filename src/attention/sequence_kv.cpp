@@ -106,10 +106,13 @@ Status SequenceKv::reserve(const Options& options) {
     reused_tokens_ = num_tokens_ = std::ssize(pages_) * kPageTokens;
   }
 
+  // Before device memory: others may give way for it, in vain if the store is full.
+  const bool host_copy = needs_host_copy(system_, options);
+  if (host_copy) CLO_TRY(check_pages(num_pages));
   blocks_.resize(resident_.size());
   heads_.resize(resident_.size());
   for (size_t i = 0; i < resident_.size(); ++i) CLO_TRY(take_head(i));
-  if (needs_host_copy(system_, options)) CLO_TRY(take_pages(num_pages));
+  if (host_copy) CLO_TRY(take_pages(num_pages));
 
   const auto table_size = static_cast<size_t>(num_pages) * shape.num_layers;
   if (!pages_.empty()) host_rows_.resize(table_size);
@@ -174,8 +177,10 @@ int64_t SequenceKv::bytes_of_demotion() const {
          head_cache_bytes(system_.shape, head_spec(0));
 }
 
-void SequenceKv::demote(int64_t count) {
+void SequenceKv::demote(int64_t count, int64_t written_tokens) {
   CLO_CHECK(count >= 0 && count <= num_budget_heads(), count, num_budget_heads());
+  CLO_CHECK(written_tokens >= num_tokens_ && written_tokens <= capacity_tokens_, written_tokens,
+            num_tokens_);
   const auto kept = choose_resident_heads(policy_, system_.shape, system_.profile.difficulty,
                                           num_budget_heads_ - count);
   CLO_CHECK(kept.has_value());  // it was when the sequence was made
@@ -199,7 +204,7 @@ void SequenceKv::demote(int64_t count) {
       CLO_CHECK(taken.has_value());
       const auto kv_heads = static_cast<size_t>(system_.shape.num_kv_heads);
       add_fixed_rows(moves, static_cast<int32_t>(i / kv_heads), static_cast<int32_t>(i % kv_heads),
-                     num_tokens_);
+                     written_tokens);
     }
     clear_head(i);
     ++num_demoted_heads_;
@@ -220,8 +225,7 @@ void SequenceKv::bring_full_rows(std::span<const RowMove> moves) {
   }
 }
 
-Status SequenceKv::take_pages(int64_t num_pages) {
-  // A new page may push out a stored prefix, so a sequence that cannot be served takes none.
+Status SequenceKv::check_pages(int64_t num_pages) {
   const int64_t missing = num_pages - std::ssize(pages_);
   if (system_.store->available_pages() < missing) {
     return Error{ErrorCode::kHostMemory,
@@ -232,6 +236,11 @@ Status SequenceKv::take_pages(int64_t num_pages) {
                      " are available; raise --host-memory or lower the context",
                  ""};
   }
+  return Ok{};
+}
+
+Status SequenceKv::take_pages(int64_t num_pages) {
+  // A new page may push out a stored prefix, so a sequence that cannot be served takes none.
   if (reads_codes_) CLO_TRY(check_code_room(num_pages));
   while (std::ssize(pages_) < num_pages) {
     CLO_ASSIGN(const PageId page, system_.store->allocate());

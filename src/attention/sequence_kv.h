@@ -70,7 +70,9 @@ class SequenceKv {
   // next step. Between steps, with nothing launched; a backend with tables of its own must be told
   // afterwards (Runner::heads_changed). Requires: count <= num_budget_heads(). Blocks: until the
   // rows have arrived.
-  void demote(int64_t count);
+  // written_tokens: rows that are in the store, num_tokens() or, where a backend launches steps
+  // ahead of it, more.
+  void demote(int64_t count, int64_t written_tokens);
   int64_t num_demoted_heads() const { return num_demoted_heads_; }
 
   // Counts `count` new rows as written. Called once per step, after the last layer.
@@ -94,7 +96,8 @@ class SequenceKv {
  private:
   SequenceKv(KvSystem& system, const Options& options);
   Status reserve(const Options& options);
-  Status take_pages(int64_t num_pages);
+  Status check_pages(int64_t num_pages);
+  Status take_pages(int64_t num_pages);  // checked before
   Status check_code_room(int64_t num_pages);
   int64_t code_block_bytes() const;  // codes of one page in all layers and heads
   void restore_rows();

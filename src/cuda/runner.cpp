@@ -234,10 +234,15 @@ void CudaRunner::drain_queue() {
   kernels::refresh_queue(refresh_params(true), main_.get());
 }
 
-void CudaRunner::settle() {
+int64_t CudaRunner::settle(const SequenceKv& sequence) {
   synchronize();
   drain_queue();  // jobs of heads that no step has waited for
   main_.synchronize();
+  int64_t written = sequence.num_tokens();
+  for (const Launched& step : launched_) {
+    written += std::count(step.rows.begin(), step.rows.end(), &sequence);
+  }
+  return std::min(written, sequence.capacity_tokens());
 }
 
 void CudaRunner::end(SequenceKv& sequence) {

@@ -44,7 +44,7 @@ class CudaRunner final : public Runner {
   void end(SequenceKv& sequence) override;
   void read_counters(SequenceKv& sequence) override;
   void pause() override { stop_refreshes(); }
-  void settle() override;
+  int64_t settle(const SequenceKv& sequence) override;
   void heads_changed(SequenceKv& sequence) override { slots_->upload_heads(sequence); }
   std::span<const float> prefill(std::span<const int32_t> ids, SequenceKv& sequence, bool last,
                                  const std::function<bool(int32_t)>& proceed,
@@ -110,9 +110,9 @@ class CudaRunner final : public Runner {
     if (timeline_ == nullptr) return launch();
     timeline_->record(stream, lane, work, layer, launch);
   }
-  // out = x weight^T + bias (both of the weights' type), and f32 out += x weight^T + bias (f32).
   // The matrix in plain elements: itself, or a copy in `scratch` made by the main stream.
   WeightView expanded(const WeightView& weight, void* scratch);
+  // out = x weight^T + bias (both of the weights' type), and f32 out += x weight^T + bias (f32).
   void multiply(const WeightView& weight, const void* bias, const void* x, int64_t rows, void* out);
   void multiply_add(const WeightView& weight, const float* bias, const void* x, int64_t rows,
                     float* out);

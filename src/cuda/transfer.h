@@ -17,7 +17,6 @@ class CudaTransfer final : public TransferEngine {
   std::string name() const override { return "gpu gather"; }
   // Blocks: until all rows have arrived.
   void fetch(std::span<const RowMove> moves, int64_t row_bytes) override;
-  // Not there yet: choose_backend refuses compressed rows.
   void expand(std::span<const RowMove> moves, const KvShape& shape) override;
   void upload(std::byte* target, const void* source, int64_t num_bytes) override;
   void fill(std::byte* target, uint8_t value, int64_t num_bytes) override;

@@ -41,8 +41,8 @@ bool Engine::Impl::give_way(int64_t missing_bytes) {
   if (most == running.end() || (*most)->kv->num_budget_heads() == 0) return false;
   SequenceKv& kv = *(*most)->kv;
   const int64_t each = std::max<int64_t>(kv.bytes_of_demotion(), 1);
-  runner->settle();
-  kv.demote(std::clamp<int64_t>(divide_up(missing_bytes, each), 1, kv.num_budget_heads()));
+  const int64_t written = runner->settle(kv);
+  kv.demote(std::clamp<int64_t>(divide_up(missing_bytes, each), 1, kv.num_budget_heads()), written);
   runner->heads_changed(kv);
   return true;
 }
@@ -54,9 +54,17 @@ Result<std::unique_ptr<SequenceKv>> Engine::Impl::make_kv(const Sequence& sequen
   SequenceKv::Options kv = kv_options(sequence, batch);
   for (;;) {
     auto made = SequenceKv::create(*system, kv);
-    if (made || made.error().code != ErrorCode::kDeviceMemory) return made;
-    const int64_t free_bytes = device->budget_bytes() - device->used_bytes();
-    if (give_way(SequenceKv::device_bytes(*system, kv) - free_bytes)) continue;
+    if (made) return made;
+    if (made.error().code == ErrorCode::kHostMemory && kv.may_demote) {
+      kv.may_demote = false;  // a copy in the store was for the case alone
+      continue;
+    }
+    if (made.error().code != ErrorCode::kDeviceMemory) return made;
+    const int64_t missing =
+        SequenceKv::device_bytes(*system, kv) - (device->budget_bytes() - device->used_bytes());
+    // Compressed heads shrink where they lie, so more of them do not mend an arena in pieces.
+    const bool helps = missing > 0 || !shape.compressed();
+    if (helps && give_way(missing)) continue;
     if (kv.num_budget_heads == 0) return made;
     kv.num_budget_heads = 0;  // the others keep what they need; this one does without
   }

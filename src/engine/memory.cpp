@@ -26,8 +26,10 @@ int64_t process_overhead(const ModelConfig& config, const EngineOptions& options
   std::ifstream statm("/proc/self/statm");
   int64_t total_pages = 0, resident_pages = 0;
   statm >> total_pages >> resident_pages;
+  // The head's product has a row a sequence, whatever the step.
+  const int64_t head_rows = options.max_batch > CpuOps::kSmallRows ? config.vocab_size : 0;
   return resident_pages * sysconf(_SC_PAGESIZE) +
-         CpuOps::scratch_bytes_for(shape, std::max(config.intermediate_size * 2, config.vocab_size),
+         CpuOps::scratch_bytes_for(shape, std::max(config.intermediate_size * 2, head_rows),
                                    config.hidden_size, max_step_rows(config, options),
                                    capacity_tokens, batch, widens);
 }

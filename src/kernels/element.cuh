@@ -46,7 +46,7 @@ struct F16 {
   static constexpr DType kType = DType::kF16;
   // Weights in [0, 1] would leave most of the range unused, and those of a long context fall below
   // 2^-24, the least that f16 tells from zero. Times 2^10 the same happens at 2^-34, and the scale
-  // of a compressed row's values, which joins the weight, may still be 64.
+  // of a compressed row's values, which joins the weight, may still be 63 (values up to 8,000).
   static constexpr float kWeightShift = 10;
 
   static __device__ __forceinline__ uint16_t bits(float value) {

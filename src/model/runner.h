@@ -48,8 +48,10 @@ class Runner {
   virtual void end(SequenceKv& sequence) = 0;
   // No step follows soon: what runs beside the steps ends. The next step starts it again.
   virtual void pause() {}
-  // Before head caches change behind the runner's back: waits until nothing launched uses any.
-  virtual void settle() {}
+  // Before a sequence's head caches change behind the runner's back: waits until nothing launched
+  // uses any. Returns how many of its rows are written: num_tokens(), and one more for each step
+  // that was launched ahead of it.
+  virtual int64_t settle(const SequenceKv& sequence) { return sequence.num_tokens(); }
   // Afterwards: this sequence's have changed.
   virtual void heads_changed(SequenceKv&) {}
   // Brings the sequence's counters up to date.

@@ -13,9 +13,6 @@ namespace clo {
 
 namespace {
 
-// Up to this many rows the vector loops beat a blocked GEMM, and give each row the same result
-// whatever the batch.
-constexpr int64_t kSmallBatch = 16;
 // The least bytes of weights that one thread takes at a time.
 constexpr int64_t kChunkBytes = 16 << 10;
 // Rows of activations that one thread takes at a time in loops that do little to each.
@@ -82,7 +79,6 @@ int64_t CpuOps::scratch_bytes_for(const KvShape& shape, int64_t matrix_rows, int
                                   int64_t step_rows, int64_t context_tokens, int64_t batch,
                                   bool widens) {
   constexpr int64_t kFloat = sizeof(float);
-  // A GEMM widens weights only above kSmallBatch rows, and the vocabulary never sees so many.
   const int64_t widened = !widens ? 0 : matrix_rows * matrix_cols * kFloat;
   const int64_t pages = 2 * int64_t{kPageTokens} * shape.head_dim * shape.num_kv_heads * kFloat;
   const int64_t softmax = 2 * step_rows * shape.num_q_heads * kFloat;
@@ -129,7 +125,7 @@ void CpuOps::rms_norm(const RmsNormParams& p) {
 void CpuOps::linear(const LinearParams& p) {
   const WeightView& w = p.weight;
   const bool in_blocks = w.blocks != WeightBlocks::kNone;
-  if (p.num_rows <= kSmallBatch) {
+  if (p.num_rows <= kSmallRows) {
     if (in_blocks) return linear_blocks(p);
     // Whole groups of 8 rows, so that a row is always computed by the same tile.
     const int64_t row_bytes = w.num_cols * dtype_bytes(w.type);

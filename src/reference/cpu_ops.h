@@ -53,6 +53,10 @@ class CpuOps final : public Ops {
   void attend(const AttendParams& params) override;
   void full_scores(const FullScoreParams& params) override;
 
+  // Up to so many rows the vector loops beat a blocked GEMM, and give each row the same result
+  // whatever the batch; products of more widen the weights to f32.
+  static constexpr int64_t kSmallRows = 16;
+
   // What the scratch of an instance grows to: weight conversion, packed pages, scores, row lists
   // and the GEMM library's own. Largest weight matrix [matrix_rows, matrix_cols], steps of
   // `step_rows` tokens, `batch` sequences of `context_tokens`. `widens`: weights are not all f32.

@@ -178,7 +178,8 @@ class Answers(Case):
 
     def test_compressed_rows_take_less(self):
         def plan(kv_type):
-            text = self.succeeds("inspect", "-m", self.recall, "--kv-type", kv_type).out
+            text = self.succeeds("inspect", "-m", self.recall, "--kv-type", kv_type,
+                                 "--keep-prefixes").out
             bytes_of = {}
             for name in ("weights", "head caches", "host store"):
                 number, unit = re.search(rf"^  {name} +\w+ +([\d.]+) (\S+)", text,
@@ -194,6 +195,14 @@ class Answers(Case):
             # Rows, and 16 bytes of code beside each.
             self.assertAlmostEqual(less["host store"] / full["host store"], (row + 16) / 272, 2)
             self.assertLess(less["head caches"], full["head caches"])
+
+    def test_the_plan_has_a_store_for_others_only_when_asked(self):
+        for preset, alone in (("dense", False), ("default", True)):
+            for args, wanted in (((), alone), (("--keep-prefixes",), True),
+                                 (("--batch", "2"), True)):
+                text = self.succeeds("inspect", "-m", self.recall, "--preset", preset, *args).out
+                number = re.search(r"^  host store +host +([\d.]+) ", text, re.M).group(1)
+                self.assertEqual(float(number) > 0, wanted, (preset, args))
 
     def test_weights_in_blocks_take_less(self):
         bf16 = self.weight_bytes("bf16")

@@ -193,7 +193,7 @@ TEST_P(CompressedRows, ADemotedHeadKeepsItsFullRows) {
   const int64_t before = world.device.used_bytes(), own_before = kv->device_kv_bytes();
   const int64_t each = kv->bytes_of_demotion();
   ASSERT_GT(each, 0);
-  kv->demote(2);
+  kv->demote(2, kv->num_tokens());
   EXPECT_EQ(kv->num_resident_heads(), 1);
   EXPECT_EQ(kv->device_kv_bytes(), own_before - 2 * each);
   EXPECT_EQ(world.device.used_bytes(), before - 2 * each);
@@ -225,7 +225,7 @@ TEST_P(CompressedRows, AHeadThatWouldGrowIsNotDemoted) {
     EXPECT_LT(kv->bytes_of_demotion(), 0);
     EXPECT_EQ(kv->num_budget_heads(), 0);
     EXPECT_EQ(kv->num_resident_heads(), 4);
-    kv->demote(0);
+    kv->demote(0, kv->num_tokens());
     EXPECT_EQ(kv->num_resident_heads(), 4);
   }
 }

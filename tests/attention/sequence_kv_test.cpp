@@ -5,6 +5,7 @@
 #include <rapidcheck/gtest.h>
 
 #include <algorithm>
+#include <cstring>
 #include <map>
 #include <set>
 
@@ -262,6 +263,41 @@ TEST(SequenceKv, AShortageOfPagesLeavesStoredPrefixesAlone) {
   EXPECT_TRUE(Snapshot(world) == before);
   options.capacity_tokens = 768;
   EXPECT_TRUE(SequenceKv::create(world.system, options));
+}
+
+// A backend that runs a step ahead has written one row more than the sequence counts: a head that
+// is demoted then has that one too.
+TEST(SequenceKv, ADemotedHeadHasTheRowsOfAStepLaunchedAhead) {
+  const KvShape shape{1, 4, 4, 16, DType::kF32, 64};
+  KvWorld world(shape, 10000000, 4);
+  SequenceKv::Options options;
+  options.capacity_tokens = 100;
+  options.policy.set_tokens = 20;
+  options.policy.sink = 2;
+  options.policy.recent = 4;
+  options.policy.max_label_age = 2;
+  options.num_budget_heads = 3;
+  options.may_demote = true;
+  const auto kv = SequenceKv::create(world.system, options).value();
+  const SequenceLayerView view = kv->layer_view(0);
+  constexpr int64_t kCounted = 30, kWritten = 31;
+  const int64_t row = shape.row_bytes();
+  for (int32_t h = 0; h < 4; ++h) {
+    for (int64_t t = 0; t < kWritten; ++t) {
+      std::memset(view.host_rows[0] + (h * kPageTokens + t) * row, static_cast<int>(t + 1),
+                  static_cast<size_t>(row));
+    }
+  }
+  kv->advance(kCounted);
+  kv->demote(3, kWritten);
+  ASSERT_EQ(kv->num_resident_heads(), 0);
+  for (int32_t h = 0; h < 3; ++h) {
+    const HeadCacheView& head = kv->head(0, h);
+    for (int64_t t = kWritten - head.ring_tokens; t < kWritten; ++t) {
+      EXPECT_EQ(head.ring[t % head.ring_tokens * row], static_cast<std::byte>(t + 1)) << t;
+    }
+    for (int64_t t = 0; t < 2; ++t) EXPECT_EQ(head.sink[t * row], static_cast<std::byte>(t + 1));
+  }
 }
 
 TEST(SequenceKv, AListedHeadThatDoesNotExistIsRefused) {

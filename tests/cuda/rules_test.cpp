@@ -68,7 +68,9 @@ TEST(StepPlans, FillTheDeviceForPublishedShapes) {
                                             {c.hidden_size, c.intermediate_size}}) {
         const kernels::SkinnyPlan plan = plan_product(blocks, outputs, inputs, {});
         EXPECT_LE(plan.splits, 8) << name << " " << kernels::describe(plan);
-        EXPECT_GE(plan.grid, 132 * 7 / 10) << name << " " << kernels::describe(plan);
+        // A multiprocessor idles only where there is no piece of work for it.
+        EXPECT_EQ(plan.grid, std::min<int64_t>(kernels::skinny_items(plan, outputs), 132))
+            << name << " " << kernels::describe(plan);
       }
     }
   }

@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(32 * kWarps, 4)
     for (int e = 0; e < kElements; ++e) {
       const uint16_t bits = Element::bits(x[e]);
       head[e * 32 + lane] = bits;
-      x[e] = Element::value(bits);  // the code is that of the stored key
+      x[e] = Element::value(bits);  // the code is that of the full row's key
     }
   }
   __syncwarp();

@@ -161,7 +161,7 @@ class HeadStep {
     const HeadConstants<kElements> of_value(bias_of(value_head), nullptr, lane_);
     rotated_head(x, q_heads_ + kv_head_, p_.k_norm);
     load_head(value, projection(), row_, value_head, of_value.bias, lane_);
-    // K is rounded first: the code is that of the stored key.
+    // K is rounded first: the code is that of the full row's key.
 #pragma unroll
     for (int e = 0; e < kElements; ++e) {
       const uint16_t key = Element::bits(x[e]);
@@ -175,7 +175,7 @@ class HeadStep {
     if (in_range_) store(piece, x);
   }
 
-  // x: the stored key.
+  // x: the full row's key.
   __device__ void store(const uint4& piece, const float (&x)[kElements]) const {
     const int64_t position = slot_.num_tokens;
     const HeadCacheView& view = t_.heads[index_];

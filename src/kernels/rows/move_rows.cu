@@ -245,6 +245,12 @@ bool has_kernels_for_device() {
 void load_copy_rows() {
   cudaFuncAttributes attributes;
   CLO_CUDA(cudaFuncGetAttributes(&attributes, copy_rows_kernel));
+  for (const DType type : {DType::kBF16, DType::kF16}) {
+    with_element(type, [&]<typename Element>(Element) {
+      CLO_CUDA(cudaFuncGetAttributes(&attributes, expand_rows_kernel<Element, 64>));
+      CLO_CUDA(cudaFuncGetAttributes(&attributes, expand_rows_kernel<Element, 128>));
+    });
+  }
 }
 
 void copy_rows(const RowCopy* copies, int64_t count, int64_t row_bytes, int32_t num_blocks,
