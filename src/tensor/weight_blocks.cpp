@@ -4,19 +4,12 @@
 #include <cmath>
 #include <cstring>
 
+#include "tensor/half_bytes.h"
+
 namespace clo {
 
 namespace {
 
-void put_half(std::byte* at, float value) {
-  const uint16_t bits = f32_to_f16(value);
-  std::memcpy(at, &bits, sizeof bits);
-}
-float get_half(const std::byte* at) {
-  uint16_t bits = 0;
-  std::memcpy(&bits, at, sizeof bits);
-  return f16_to_f32(bits);
-}
 float half_of(float value) { return f16_to_f32(f32_to_f16(value)); }
 
 int8_t nearest(float value, int low, int high) {

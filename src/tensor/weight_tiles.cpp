@@ -2,21 +2,9 @@
 
 #include <cstring>
 
+#include "tensor/half_bytes.h"
+
 namespace clo {
-
-namespace {
-
-void put_half(std::byte* at, float value) {
-  const uint16_t bits = f32_to_f16(value);
-  std::memcpy(at, &bits, sizeof bits);
-}
-float get_half(const std::byte* at) {
-  uint16_t bits = 0;
-  std::memcpy(&bits, at, sizeof bits);
-  return f16_to_f32(bits);
-}
-
-}  // namespace
 
 void pack_tiles(WeightBlocks blocks, const BlockRow* rows, int64_t cols, std::byte* target) {
   const int width = tile_inputs(blocks), bytes = tile_bytes(blocks);
