@@ -374,16 +374,9 @@ StepFigures Measure::steps(const ForcedReuse& forced, int64_t warm_up, int64_t s
   const double context = static_cast<double>(batch_.front()->num_tokens());
   const bool hashed = batch_.front()->policy().select == Select::kHash;
   figures.code_bytes = hashed ? selections * context * static_cast<double>(shape_.code_bytes()) : 0;
-  // Sinks and ring are full rows, the rest stored ones.
-  const auto& head = batch_.front()->head(shape_.num_layers - 1, 0);
-  const bool fixed = shape_.compressed() || !head.is_resident();
-  const double full_rows =
-      fixed ? static_cast<double>(batch_.size()) * shape_.num_layers * shape_.num_kv_heads *
-                  std::min<double>(head.sink_tokens + head.ring_tokens, context)
-            : 0;
-  figures.attended_bytes =
-      static_cast<double>(total.rows_attended * shape_.stored_row_bytes()) / counted_steps +
-      full_rows * static_cast<double>(shape_.row_bytes() - shape_.stored_row_bytes());
+  figures.attended_bytes = static_cast<double>(total.bytes_attended(shape_.stored_row_bytes(),
+                                                                    shape_.row_bytes())) /
+                           counted_steps;
   figures.link_bytes =
       static_cast<double>(total.rows_fetched * shape_.stored_row_bytes()) / counted_steps;
   if (total.rows_fetched > 0) {

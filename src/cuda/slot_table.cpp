@@ -244,6 +244,7 @@ void SlotTable::read_counters(SequenceKv& sequence) {
     add(c.rows_saved_by_delta, d.rows_saved_by_delta);
     add(c.rows_saved_by_hits, d.rows_saved_by_hits);
     add(c.rows_attended, d.rows_attended);
+    add(c.full_rows_attended, d.full_rows_attended);
     add(c.rows_in_context, d.rows_in_context);
     add(c.oracle_rows, d.oracle_rows);
     // The device adds up heads, which wait side by side.

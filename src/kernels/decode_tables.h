@@ -91,7 +91,7 @@ struct BatchSlot {
 struct DeviceCounters {
   unsigned long long hits, misses, aged, incomplete, corrections, resident_selections;
   unsigned long long rows_requested, rows_fetched, rows_saved_by_delta, rows_saved_by_hits;
-  unsigned long long rows_attended, rows_in_context;
+  unsigned long long rows_attended, full_rows_attended, rows_in_context;
   unsigned long long oracle_rows;
   unsigned long long wait_ns;   // layers waiting for a pending head, summed over heads
   unsigned long long fetch_ns;  // refresh clusters copying rows, summed

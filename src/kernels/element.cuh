@@ -19,7 +19,7 @@ struct SplitPair {
 
 struct Bf16 {
   static constexpr DType kType = DType::kBF16;
-  // Attention weights are kept times 2^kWeightShift: see F16.
+  // Softmax weights are kept times 2^kWeightShift: see F16.
   static constexpr float kWeightShift = 0;
 
   // To nearest, ties to even; NaN as tensor/dtype.h makes it, so that rows agree bit for bit.
@@ -45,8 +45,7 @@ struct Bf16 {
 struct F16 {
   static constexpr DType kType = DType::kF16;
   // Weights in [0, 1] would leave most of the range unused, and those of a long context fall below
-  // 2^-24, the least that f16 tells from zero. Times 2^10 the same happens at 2^-34, and the scale
-  // of a compressed row's values, which joins the weight, may still be 63 (values up to 8,000).
+  // 2^-24, the least that f16 tells from zero. Times 2^10 the same happens at 2^-34.
   static constexpr float kWeightShift = 10;
 
   static __device__ __forceinline__ uint16_t bits(float value) {

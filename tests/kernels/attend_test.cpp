@@ -400,16 +400,57 @@ TEST_F(AttendTest, CompressedRowsGiveTheCpusResult) {
           rows.push_back({.context = 50, .active = false});
           Step step(head_dim, group, 2, rows, type, stored);
           const Step::Expected expected = step.expect();
+          unsigned long long full = 0;
           for (const int32_t grid : {7, 264}) {
             step.run(grid);
             compare(step, expected, step.out_->download(), step.lse_->download());
             if (HasFatalFailure()) return;
           }
+          for (const Step::Row& row : rows) {
+            const HeadCacheView& head = step.head(0, 0).view;
+            const int64_t fixed = head.sink_tokens + head.ring_tokens;
+            if (row.active) full += static_cast<unsigned long long>(std::min(row.context, fixed));
+          }
+          unsigned long long counted = 0;
+          for (const DeviceCounters& c : step.counters_->download()) {
+            counted += c.full_rows_attended;
+          }
+          ASSERT_EQ(counted, full * 2 * 2);  // KV heads, runs
           ASSERT_EQ(step.queue_->download()[0].fault, 0u);
         }
       }
     }
   }
+}
+
+// The largest values that int8 rows of an f16 model can have: weight times scale stays a number.
+TEST_F(AttendTest, LargestValuesOfCompressedF16Rows) {
+  const std::vector<Step::Row> rows = {{.context = 3000},
+                                       {.context = 3000, .kind = HeadKind::kResidentAll}};
+  Step step(128, 4, 2, rows, DType::kF16, RowFormat::kInt8);
+  const float scale = 65504.0f / 127;
+  for (int32_t i = 0; i < 2 * 2; ++i) {
+    Head& head = step.head(i / 2, i % 2);
+    std::byte* const stored = head.view.is_resident() ? head.view.resident : head.view.slots;
+    const int64_t count = head.view.is_resident() ? 3000 : head.view.state->num_slots_used;
+    for (int64_t row = 0; row < count; ++row) {
+      std::memcpy(stored + row * step.shape_.stored_row_bytes() + step.shape_.scale_offset() + 4,
+                  &scale, sizeof scale);
+    }
+    head.upload();
+  }
+  const Step::Expected expected = step.expect();
+  step.run(264);
+  const std::vector<float> out = from_bits(DType::kF16, step.out_->download());
+  double dot = 0, a2 = 0, b2 = 0, largest = 0;
+  for (size_t i = 0; i < out.size(); ++i) {
+    ASSERT_TRUE(std::isfinite(out[i])) << i;
+    const double a = out[i], b = expected.out[i];
+    dot += a * b, a2 += a * a, b2 += b * b;
+    largest = std::max(largest, std::abs(b));
+  }
+  EXPECT_GT(dot / std::sqrt(a2 * b2), 1 - 1e-5);
+  EXPECT_GT(largest, 1000);  // what is compared is large
 }
 
 TEST_F(AttendTest, ManyHeadsWithManyInactive) {

@@ -30,7 +30,7 @@ struct Shared {
   float max[kWarps][kMaxGroup];  // of each warp's tiles, then its weight in the part
   float sum[kWarps][kMaxGroup];
   float best[kMaxGroup], total[kMaxGroup];  // of the part, then of the head
-  int32_t rows[kWarps];                     // rows that each warp read
+  RowCounts rows[kWarps];                   // rows that each warp read
   bool last;
 };
 
@@ -230,16 +230,23 @@ class Block {
   __device__ void attend_segment(const HeadRows& h, int32_t head, int32_t first, int32_t end,
                                  int32_t begin, int32_t stop, FirstTile started) {
     RunningSoftmax<kHeadDim> softmax;
-    const int32_t rows = attend_tiles<kHeadDim, Element, kStored>(
+    const RowCounts rows = attend_tiles<kHeadDim, Element, kStored>(
         h, queries(head), group_, p_.tables.scale * 1.44269504f, begin - first + warp_,
         stop - first, kWarps, started, shared_address(warp_acc(warp_)), query_memory(), lane_,
         softmax);
     if (lane_ == 0) shared_.rows[warp_] = rows;
     combine_warps(softmax);
     if (thread_ == 0) {
-      int32_t sum = 0;
-      for (int w = 0; w < kWarps; ++w) sum += shared_.rows[w];
-      atomicAdd(&counters(h.slot).rows_attended, static_cast<unsigned long long>(sum));
+      RowCounts sum;
+      for (int w = 0; w < kWarps; ++w) {
+        sum.all += shared_.rows[w].all;
+        sum.full += shared_.rows[w].full;
+      }
+      DeviceCounters& c = counters(h.slot);
+      atomicAdd(&c.rows_attended, static_cast<unsigned long long>(sum.all));
+      if constexpr (kStored != RowFormat::kFull) {
+        atomicAdd(&c.full_rows_attended, static_cast<unsigned long long>(sum.full));
+      }
     }
 
     const int32_t first_block = block_of_tile(shared_.num_tiles, first, shared_.num_blocks);
@@ -471,7 +478,7 @@ class Block {
     }
     if (p_.log_sum_exp != nullptr && thread_ < group_) {
       p_.log_sum_exp[first_query(head) + thread_] =
-          (shared_.best[thread_] + log2f(shared_.total[thread_]) - Element::kWeightShift) *
+          (shared_.best[thread_] + log2f(shared_.total[thread_]) - kWeightShift<Element, kStored>) *
           0.693147181f;
     }
   }

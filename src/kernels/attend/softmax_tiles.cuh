@@ -37,10 +37,16 @@ inline constexpr int kStoredBytes = kStored == RowFormat::kFull
                                            15) /
                                               16 * 16;
 
+// Softmax weights are kept times 2^kWeightShift: see F16. A weight may also carry the scale of its
+// row's V, which is up to 65504 / 127 in f16; with 2^6 the product is still a number.
+template <typename Element, RowFormat kStored>
+inline constexpr float kWeightShift =
+    kStored == RowFormat::kInt8 && Element::kWeightShift > 6 ? 6.0f : Element::kWeightShift;
+
 // Lane l holds columns (query heads) 2 (l % 4) + {0, 1}; of acc also elements 16 i + l / 4 + {0,
 // 8}: acc[i] = {[e][c], [e][c + 1], [e + 8][c], [e + 8][c + 1]}. max is the same in all lanes of a
 // column, sum is the lane's own rows'. Scores are in units of
-// log 2; sum and acc are in units of 2^-Element::kWeightShift.
+// log 2; sum and acc are in units of 2^-kWeightShift below.
 template <int kHeadDim>
 struct RunningSoftmax {
   float max[2] = {-INFINITY, -INFINITY};
@@ -228,7 +234,7 @@ __device__ __forceinline__ void score_tile(float (&score)[4], uint32_t queries, 
 }
 
 // Folds the scores into the running maximum and sum, leaves weights in their place.
-template <int kHeadDim, typename Element>
+template <int kHeadDim, typename Element, RowFormat kStored>
 __device__ __forceinline__ void weigh_tile(RunningSoftmax<kHeadDim>& softmax, float (&score)[4]) {
   using Shape = TileShape<kHeadDim>;
   float lost[2];
@@ -244,7 +250,7 @@ __device__ __forceinline__ void weigh_tile(RunningSoftmax<kHeadDim>& softmax, fl
     // Nothing but masked rows so far: any finite base gives weights of zero.
     const float base = best == -INFINITY ? 0.0f : best;
     lost[c] = exp2f(softmax.max[c] - base);
-    const float shifted = base - Element::kWeightShift;
+    const float shifted = base - kWeightShift<Element, kStored>;
     score[c] = exp2f(score[c] - shifted);
     score[c + 2] = exp2f(score[c + 2] - shifted);
     softmax.max[c] = best;
@@ -283,6 +289,11 @@ __device__ __forceinline__ void add_values(RunningSoftmax<kHeadDim>& softmax,
   }
 }
 
+// Rows that counted; of them full ones, where others are compressed.
+struct RowCounts {
+  int32_t all = 0, full = 0;
+};
+
 // A tile whose copies have been started, keys and values in a group each.
 struct FirstTile {
   TileRows rows;
@@ -302,7 +313,7 @@ __device__ __forceinline__ FirstTile start_tile(const HeadRows& h, int32_t tile,
 // copies are under way; copies of another are awaited and thrown away. `memory`: the warp's
 // kWarpBytes of shared memory. Returns how many rows counted.
 template <int kHeadDim, typename Element, RowFormat kStored>
-__device__ __forceinline__ int32_t attend_tiles(const HeadRows& h, const float* queries, int group,
+__device__ __forceinline__ RowCounts attend_tiles(const HeadRows& h, const float* queries, int group,
                                                 float scale_log2, int32_t first, int32_t last,
                                                 int32_t stride, FirstTile started, uint32_t memory,
                                                 std::byte* query_memory, int lane,
@@ -323,13 +334,16 @@ __device__ __forceinline__ int32_t attend_tiles(const HeadRows& h, const float* 
   const uint32_t query_address =
       SplitQueries<kHeadDim, Element>::lane_address(shared_address(query_memory), lane);
 
-  int32_t rows = 0;
+  RowCounts rows;
   for (int32_t tile = first; tile < last; tile += stride) {
     const bool more = tile + stride < last;
     float score[4] = {};
     copy_async_wait<1>();
     __syncwarp();  // every lane's copies of the keys are seen by all
-    rows += __popc(tile_rows.mask);
+    rows.all += __popc(tile_rows.mask);
+    if constexpr (kStored != RowFormat::kFull) {
+      rows.full += __popc(tile_rows.mask & ~tile_rows.compressed);
+    }
     const uint32_t compressed = tile_rows.compressed;
     // Before the next tile's scales take their place.
     const RowScales scales = load_scales<kHeadDim, kStored>(compressed, memory, lane);
@@ -347,7 +361,7 @@ __device__ __forceinline__ int32_t attend_tiles(const HeadRows& h, const float* 
     } else {
       copy_async_commit();  // keeps the count of groups
     }
-    weigh_tile<kHeadDim, Element>(softmax, score);
+    weigh_tile<kHeadDim, Element, kStored>(softmax, score);
     copy_async_wait<1>();
     __syncwarp();
     if constexpr (kStored != RowFormat::kFull) {
