@@ -374,9 +374,9 @@ StepFigures Measure::steps(const ForcedReuse& forced, int64_t warm_up, int64_t s
   const double context = static_cast<double>(batch_.front()->num_tokens());
   const bool hashed = batch_.front()->policy().select == Select::kHash;
   figures.code_bytes = hashed ? selections * context * static_cast<double>(shape_.code_bytes()) : 0;
-  figures.attended_bytes = static_cast<double>(total.bytes_attended(shape_.stored_row_bytes(),
-                                                                    shape_.row_bytes())) /
-                           counted_steps;
+  figures.attended_bytes =
+      static_cast<double>(total.bytes_attended(shape_.stored_row_bytes(), shape_.row_bytes())) /
+      counted_steps;
   figures.link_bytes =
       static_cast<double>(total.rows_fetched * shape_.stored_row_bytes()) / counted_steps;
   if (total.rows_fetched > 0) {

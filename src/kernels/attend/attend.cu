@@ -478,8 +478,8 @@ class Block {
     }
     if (p_.log_sum_exp != nullptr && thread_ < group_) {
       p_.log_sum_exp[first_query(head) + thread_] =
-          (shared_.best[thread_] + log2f(shared_.total[thread_]) - kWeightShift<Element, kStored>) *
-          0.693147181f;
+          (shared_.best[thread_] + log2f(shared_.total[thread_]) -
+           kWeightShift<Element, kStored>)*0.693147181f;
     }
   }
 

@@ -41,7 +41,7 @@ inline constexpr int kStoredBytes = kStored == RowFormat::kFull
 // row's V, which is up to 65504 / 127 in f16; with 2^6 the product is still a number.
 template <typename Element, RowFormat kStored>
 inline constexpr float kWeightShift =
-    kStored == RowFormat::kInt8 && Element::kWeightShift > 6 ? 6.0f : Element::kWeightShift;
+    kStored == RowFormat::kInt8&& Element::kWeightShift > 6 ? 6.0f : Element::kWeightShift;
 
 // Lane l holds columns (query heads) 2 (l % 4) + {0, 1}; of acc also elements 16 i + l / 4 + {0,
 // 8}: acc[i] = {[e][c], [e][c + 1], [e + 8][c], [e + 8][c + 1]}. max is the same in all lanes of a
@@ -313,11 +313,11 @@ __device__ __forceinline__ FirstTile start_tile(const HeadRows& h, int32_t tile,
 // copies are under way; copies of another are awaited and thrown away. `memory`: the warp's
 // kWarpBytes of shared memory. Returns how many rows counted.
 template <int kHeadDim, typename Element, RowFormat kStored>
-__device__ __forceinline__ RowCounts attend_tiles(const HeadRows& h, const float* queries, int group,
-                                                float scale_log2, int32_t first, int32_t last,
-                                                int32_t stride, FirstTile started, uint32_t memory,
-                                                std::byte* query_memory, int lane,
-                                                RunningSoftmax<kHeadDim>& softmax) {
+__device__ __forceinline__ RowCounts attend_tiles(const HeadRows& h, const float* queries,
+                                                  int group, float scale_log2, int32_t first,
+                                                  int32_t last, int32_t stride, FirstTile started,
+                                                  uint32_t memory, std::byte* query_memory,
+                                                  int lane, RunningSoftmax<kHeadDim>& softmax) {
   const auto map_entry = [&](int32_t tile) {
     return mapped_token(h, tile * kTileRows + lane % kTileRows);
   };

@@ -224,7 +224,8 @@ __device__ __noinline__ void fetch_rows(const DecodeTables& t) {
   // Rows begin at multiples of their size, so at most `most_ahead` bytes behind a line's beginning;
   // a page's last row ends where a line does, so that whole lines never reach past a page.
   const uint32_t most_ahead = 128 - min(num_bytes & (~num_bytes + 1), 128u);
-  const uint32_t load_bytes = most_ahead == 0 ? num_bytes : (num_bytes + most_ahead + 127) / 128 * 128;
+  const uint32_t load_bytes =
+      most_ahead == 0 ? num_bytes : (num_bytes + most_ahead + 127) / 128 * 128;
   const int at_once = kWarpBytes / static_cast<int>(load_bytes);
   std::byte* buffer = reinterpret_cast<std::byte*>(shared.ring) + own * kWarpBytes;
   uint64_t* arrived = &shared.rows_arrived[own];
