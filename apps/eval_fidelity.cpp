@@ -83,6 +83,15 @@ nlohmann::json outcome_json(const std::string& name, const std::string& weights,
       {"bytes_attended_per_token",
        ratio(static_cast<double>(c.bytes_attended(o.row_bytes, o.full_row_bytes)), steps)},
       {"bytes_fetched_per_token", ratio(static_cast<double>(c.rows_fetched * o.row_bytes), steps)}};
+  if (c.kept_sets > 0) {
+    line["hidden_changes"] =
+        ratio(static_cast<double>(c.hidden_changes), static_cast<double>(c.kept_sets));
+  }
+  if (const QualityReport q = o.mean_quality(); q.samples > 0) {
+    line["quality"] = {{"wanted", q.wanted}, {"estimated", q.estimated}, {"low", q.low},
+                       {"high", q.high},     {"samples", q.samples},     {"set_scale", q.set_scale},
+                       {"angle", q.angle}};
+  }
   if (c.query_cosine_samples > 0) {  // the CPU backend alone measures it
     line["query_cosine"] = c.mean_query_cosine();
     for (const KvCounters& layer : o.layers) {
@@ -105,6 +114,16 @@ void print_row(const nlohmann::json& line) {
               number("mass_kept"), cosine, 100 * number("share_attended"), 100 * number("hit_rate"),
               100 * number("new_rows_on_a_miss"),
               format_bytes(static_cast<int64_t>(number("bytes_fetched_per_token"))).c_str());
+  if (line.contains("quality")) {
+    const auto& q = line.at("quality");
+    std::printf(
+        "%15smass %.2f %% wanted, %.2f %% by %ld samples (%.2f to %.2f); sets x %.2f, angle x "
+        "%.2f\n",
+        "", 100 * q.at("wanted").get<double>(), 100 * q.at("estimated").get<double>(),
+        q.at("samples").get<long>(), 100 * q.at("low").get<double>(),
+        100 * q.at("high").get<double>(), q.at("set_scale").get<double>(),
+        q.at("angle").get<double>());
+  }
   std::fflush(stdout);
 }
 

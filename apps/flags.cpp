@@ -137,6 +137,15 @@ void PolicyFlags::add_to(CLI::App& app, bool with_preset) {
       "true_query");
   add("--prefetch-margin", prefetch_margin,
       "How much earlier a corrected prediction chooses again: 0 (as the check) to 1 (0.5)");
+  add("--hit-test", hit_test,
+      "What keeps a set: cosine, cosine+entropy, cosine+drift (the last two on the CPU)");
+  add("--entropy-rise", entropy_rise,
+      "With cosine+entropy: nats that the set's attention may have become flatter by (1)");
+  add("--drift-limit", drift_limit,
+      "With cosine+drift: nats that a typical key's score may have moved by (1)");
+  add("--quality", quality,
+      "Share of the attention mass to keep, such as 0.99: set sizes, thresholds and label age then "
+      "follow samples of it (on the CPU)");
   add("--fetch", fetch, "On a miss move only new rows or the whole set: delta, whole");
   add("--max-label-age", max_label_age, "Steps a set may be kept (64), or none");
   add("--sink", sink, "First tokens, always attended (4)");
@@ -160,6 +169,10 @@ Status PolicyFlags::refuse_with_dense(std::string_view base) const {
                                     {correction.has_value(), "--correction"},
                                     {prefetch_margin.has_value(), "--prefetch-margin"},
                                     {fetch.has_value(), "--fetch"},
+                                    {hit_test.has_value(), "--hit-test"},
+                                    {entropy_rise.has_value(), "--entropy-rise"},
+                                    {drift_limit.has_value(), "--drift-limit"},
+                                    {quality.has_value(), "--quality"},
                                     {max_label_age.has_value(), "--max-label-age"},
                                     {sink.has_value(), "--sink"},
                                     {recent.has_value(), "--recent"},
@@ -218,6 +231,24 @@ Result<PolicyOptions> PolicyFlags::resolve(std::string_view base) const {
                              policy.correction));
   CLO_TRY(choose<Fetch>("--fetch", fetch, {{"delta", Fetch::kDelta}, {"whole", Fetch::kWhole}},
                         policy.fetch));
+  CLO_TRY(choose<HitTest>("--hit-test", hit_test,
+                          {{"cosine", HitTest::kCosine},
+                           {"cosine+entropy", HitTest::kEntropy},
+                           {"cosine+drift", HitTest::kDrift}},
+                          policy.hit_test));
+  for (const auto& [given, flag, test, word, target] :
+       {std::tuple{entropy_rise, "--entropy-rise", HitTest::kEntropy, "cosine+entropy",
+                   &policy.entropy_rise},
+        std::tuple{drift_limit, "--drift-limit", HitTest::kDrift, "cosine+drift",
+                   &policy.drift_limit}}) {
+    if (!given) continue;
+    if (policy.hit_test != test) {
+      return Error{ErrorCode::kBadFlag,
+                   std::string("says nothing without --hit-test ") + word + "; add it", flag};
+    }
+    *target = *given;
+  }
+  if (quality) policy.quality = quality;
   const auto number_or = [](const char* flag, const std::optional<std::string>& given,
                             const char* word, int64_t value_of_word, int32_t& target) -> Status {
     if (!given) return Ok{};

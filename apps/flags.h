@@ -47,8 +47,9 @@ CLI::Option* add_value(CLI::App& app, const std::string& names, T& target,
 // An option that was given on the command line, or nothing.
 struct PolicyFlags {
   std::optional<std::string> preset, select, aggregate, predict, correction, fetch,
-      persistent_heads, max_label_age, dense_layers;
-  std::optional<double> kv_ratio, threshold, eta, importance_exponent, prefetch_margin;
+      persistent_heads, max_label_age, dense_layers, hit_test;
+  std::optional<double> kv_ratio, threshold, eta, importance_exponent, prefetch_margin, quality,
+      entropy_rise, drift_limit;
   std::optional<int64_t> set_tokens;
   std::optional<int32_t> sink, recent;
 

@@ -12,7 +12,7 @@ namespace clo::app {
 
 struct PolicyLists {
   PolicyFlags policy;
-  std::string presets, selects, ratios;
+  std::string presets, selects, ratios, hit_tests, qualities;
 
   void add_to(CLI::App& app);
   // Fails: kBadFlag for a value that cannot be read, a list beside the flag that it overrides, or a

@@ -35,6 +35,13 @@ enum class Correction : uint8_t {
   kNone,
   kTrueQuery,
 };
+// What else must hold, beside the cosine, for a set to be kept.
+enum class HitTest : uint8_t {
+  kCosine,   // nothing
+  kEntropy,  // attention over the set has not become flatter than when the set was chosen
+  kDrift,    // the scores of keys have not moved apart: the query's way times the keys' spread
+};
+
 enum class Fetch : uint8_t { kWhole, kDelta };
 
 struct PolicyOptions {
@@ -55,6 +62,14 @@ struct PolicyOptions {
 
   Predict predict = Predict::kAuto;
   Correction correction = Correction::kAuto;
+  HitTest hit_test = HitTest::kCosine;
+  double entropy_rise = 1.0;  // kEntropy: nats of min-entropy, -log of the largest weight
+  double drift_limit = 1.0;   // kDrift: nats that a typical key's score may have moved
+
+  // The dial: share of the attention mass to keep, by sampling it and moving set size, thresholds
+  // and label age. Absent: they stay.
+  std::optional<double> quality;
+
   // With a correction, a prediction chooses again this much earlier than the true query would: at
   // (1 - margin) of the angle that the threshold allows. Drift is then caught off the critical path
   // and only jumps are left for the true query.

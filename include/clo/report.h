@@ -1,6 +1,7 @@
 #pragma once
 // What a request did: the figures printed after an answer. Each is defined once in docs/words.md.
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -32,6 +33,9 @@ struct KvCounters {
 
   int64_t wait_ns = 0;  // that attention waited for rows, the mean over the layer's KV heads
 
+  // Measured beside the mass, of head-steps that kept their set: how many, and in how many the set
+  // held 0.05 less of the mass than in the step that chose it.
+  int64_t kept_sets = 0, hidden_changes = 0;
   double mass_kept = 0;  // sum over query heads of attention mass on the attended rows
   int64_t mass_samples = 0;
   // Measured beside the mass: sum over query heads of the cosine between a decode step's query and
@@ -52,6 +56,16 @@ struct KvCounters {
   // Means; 0 where nothing was measured.
   double mean_mass_kept() const;
   double mean_query_cosine() const;
+};
+
+// What the dial of a request did (`--quality`): the share of attention mass that decode steps kept,
+// by its samples, and where set sizes and thresholds ended.
+struct QualityReport {
+  double wanted = 0;
+  double estimated = 0, low = 0, high = 0;  // mean over the samples, 95 % interval of that mean
+  int64_t samples = 0;                      // heads looked at, each in one step
+  double set_scale = 1;                     // of the policy's set size
+  double angle = 1;                         // of the angle its thresholds allow
 };
 
 struct Report {
@@ -80,6 +94,7 @@ struct Report {
   int32_t num_resident_heads = 0;
   int32_t num_demoted_heads = 0;  // persistent at first, given up for other requests
   bool resident_by_profile = false;
+  std::optional<QualityReport> quality;
   KvCounters total;
   std::vector<KvCounters> layers;
 };

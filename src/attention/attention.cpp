@@ -16,6 +16,9 @@ void Attention::begin_decode(std::span<SequenceKv* const> batch) {
   batch_.assign(batch.begin(), batch.end());
   tokens_per_sequence_ = 1;
   prefill_ = prime_ = false;
+  for (SequenceKv* sequence : batch_) {
+    if (sequence->sampler() != nullptr) sequence->sampler()->begin_step();
+  }
 }
 
 void Attention::begin_prefill(SequenceKv& sequence, int64_t num_tokens, bool last) {
@@ -127,6 +130,8 @@ void Attention::attend_prefill(int32_t layer, const float* queries, int64_t quer
     if (!task.attend_all) candidates_.push_back({&sequence, task});
   }
   refresh(layer, Cause::kPrime);
+  if (sequence.policy().hit_test == HitTest::kDrift) note_spread(layer);
+  if (sequence.sampler() != nullptr) sample_first_sets();
 }
 
 void Attention::attend_decode(int32_t layer, const float* queries, int64_t query_stride,
@@ -188,9 +193,14 @@ void Attention::attend_decode(int32_t layer, const float* queries, int64_t query
   params.scale = scale_;
   rows_read_.resize(tasks_.size());
   params.rows_read = rows_read_.data();
-  if (system_.measure_mass) {
-    log_sum_exp_.resize(tasks_.size() * static_cast<size_t>(shape.group_size()));
+  const size_t query_heads = tasks_.size() * static_cast<size_t>(shape.group_size());
+  if (wants_mass()) {
+    log_sum_exp_.resize(query_heads);
     params.log_sum_exp = log_sum_exp_.data();
+  }
+  if (wants_entropy()) {
+    min_entropy_.resize(query_heads);
+    params.min_entropy = min_entropy_.data();
   }
   const bool guard = system_.guard_host_rows && system_.store != nullptr;
   if (guard) system_.store->set_accessible(false);
@@ -207,6 +217,8 @@ void Attention::attend_decode(int32_t layer, const float* queries, int64_t query
     }
     counters.rows_in_context += tasks_[t].context_tokens;
   }
+  if (params.min_entropy != nullptr) note_entropy(layer);
+  if (params.log_sum_exp != nullptr) sample_mass(layer);
   if (system_.measure_mass) {
     measure_mass(layer);
     measure_queries(layer, queries, query_stride);
@@ -239,13 +251,19 @@ void Attention::refresh(int32_t layer, Cause cause) {
     KvCounters& counters = sequence.counters(layer);
     const int64_t ring_begin = task.context_tokens - task.head->ring_tokens;
     const int64_t chosen_from = candidates(sequence.policy(), state.label_length).size();
-    const Decision decision = decide(
-        sequence.policy(),
-        {state.has_label != 0, state.label_length, state.candidates_end,
-         state.num_set_tokens >= chosen_from},
-        task.context_tokens, covers(sequence.policy(), task.context_tokens), ring_begin,
-        std::span(cosine_).subspan(i * group, group), sequence.importance(layer, task.kv_head),
-        cause == Cause::kForesee ? prefetch_margin(sequence.policy()) : 0);
+    const int64_t wanted = std::min(set_size(sequence.policy(), task.context_tokens),
+                                    candidates(sequence.policy(), task.context_tokens).size());
+    const double ahead = cause == Cause::kForesee ? prefetch_margin(sequence.policy()) : 0;
+    const double margin = 1 - (1 - ahead) * sequence.dial_angle();
+    Decision decision =
+        decide(sequence.policy(),
+               {state.has_label != 0, state.label_length, state.candidates_end,
+                state.num_set_tokens >= chosen_from,
+                sequence.sampler() != nullptr && 4 * state.num_set_tokens < 3 * wanted},
+               task.context_tokens, covers(sequence.policy(), task.context_tokens), ring_begin,
+               std::span(cosine_).subspan(i * group, group),
+               sequence.importance(layer, task.kv_head), margin);
+    if (decision == Decision::kHit && refused(sequence, task, margin)) decision = Decision::kMiss;
     if (decision != Decision::kHit) misses_.push_back(candidates_[i]);
     if (task.head->is_resident()) {
       counters.resident_selections += decision != Decision::kHit;
@@ -371,6 +389,144 @@ void Attention::select_and_fetch(int32_t layer, Cause cause) {
   }
 }
 
+bool Attention::wants_mass() const {
+  return system_.measure_mass ||
+         std::any_of(batch_.begin(), batch_.end(),
+                     [](SequenceKv* sequence) { return sequence->sampler() != nullptr; });
+}
+
+bool Attention::wants_entropy() const {
+  return std::any_of(batch_.begin(), batch_.end(), [](const SequenceKv* sequence) {
+    return sequence->policy().hit_test == HitTest::kEntropy;
+  });
+}
+
+bool Attention::refused(SequenceKv& sequence, const HeadTask& task, double margin) {
+  const PolicyOptions& policy = sequence.policy();
+  if (policy.hit_test == HitTest::kCosine) return false;
+  const SequenceKv::HeadMemory& memory = sequence.memory(task.layer, task.kv_head);
+  const auto group = static_cast<size_t>(system_.shape.group_size());
+  const auto dim = static_cast<size_t>(system_.shape.head_dim);
+  std::vector<float> moved(group);
+  for (size_t g = 0; g < group; ++g) {
+    moved[g] = policy.hit_test == HitTest::kEntropy
+                   ? memory.entropy[g] - memory.entropy_at_label[g]
+                   : score_drift({task.query + g * dim, dim}, {task.head->label + g * dim, dim},
+                                 memory.key_spread, scale_);
+  }
+  // Not known yet, right after the prompt: no reason to refuse.
+  const double mean = group_mean(policy, moved, sequence.importance(task.layer, task.kv_head));
+  const double limit =
+      policy.hit_test == HitTest::kEntropy ? policy.entropy_rise : policy.drift_limit;
+  return mean > (1 - margin) * limit;
+}
+
+void Attention::note_entropy(int32_t layer) {
+  const auto group = static_cast<size_t>(system_.shape.group_size());
+  for (size_t t = 0; t < tasks_.size(); ++t) {
+    SequenceKv& sequence = *batch_[t / static_cast<size_t>(system_.shape.num_kv_heads)];
+    if (sequence.policy().hit_test != HitTest::kEntropy || tasks_[t].attend_all) continue;
+    SequenceKv::HeadMemory& memory = sequence.memory(layer, tasks_[t].kv_head);
+    std::copy_n(min_entropy_.begin() + static_cast<std::ptrdiff_t>(t * group), group,
+                memory.entropy.begin());
+    // The first step after a prompt speaks for the set that the prompt's end has chosen.
+    const bool is_new = tasks_[t].head->state->label_length == tasks_[t].context_tokens;
+    if (is_new || std::isnan(memory.entropy_at_label[0])) memory.entropy_at_label = memory.entropy;
+  }
+}
+
+void Attention::note_spread(int32_t layer) {
+  constexpr int64_t kTokens = 256;
+  decided_.clear();
+  for (const Candidate& candidate : candidates_) decided_.push_back(candidate.task);
+  if (decided_.empty()) return;
+  // Tokens all over the context; a resident head has them itself, the others the host store.
+  const int64_t context = decided_.front().context_tokens;
+  const int64_t count = std::min(kTokens, context);
+  sampled_tokens_.clear();
+  for (int64_t i = 0; i < count; ++i) {
+    sampled_tokens_.push_back(static_cast<int32_t>(i * context / count));
+  }
+  std::vector<float> spread(decided_.size());
+  system_.ops->key_spread({system_.shape, decided_.data(), std::ssize(decided_),
+                           sampled_tokens_.data(), count, spread.data()});
+  for (size_t i = 0; i < decided_.size(); ++i) {
+    candidates_[i].sequence->memory(layer, decided_[i].kv_head).key_spread = spread[i];
+  }
+}
+
+double Attention::kept_mass(SequenceKv& sequence, const HeadTask& task, int64_t rows_read,
+                            std::span<const float> log_sum_exp, int32_t num_rows) {
+  const auto group = log_sum_exp.size();
+  const int64_t outside = task.context_tokens - rows_read;
+  if (outside == 0) return 1;
+  full_log_sum_exp_.resize(group);
+  FullScoreParams params{system_.shape, &task, 1, scale_, full_log_sum_exp_.data(), nullptr, 0};
+  double weight = 1;  // of a row outside: how many it stands for
+  const bool whole = task.head->is_resident();
+  if (!whole) {
+    sequence.sampler()->draw_rows(*task.head, task.context_tokens, outside, num_rows,
+                                  sampled_tokens_);
+    params.tokens = sampled_tokens_.data();
+    params.num_tokens = std::ssize(sampled_tokens_);
+    weight = static_cast<double>(outside) / static_cast<double>(params.num_tokens);
+  }
+  system_.ops->full_scores(params);
+  double sum = 0;
+  for (size_t g = 0; g < group; ++g) {
+    const double over =
+        std::exp(static_cast<double>(full_log_sum_exp_[g]) - static_cast<double>(log_sum_exp[g]));
+    sum += whole ? std::min(1.0, 1 / over) : 1 / (1 + weight * over);
+  }
+  return sum / static_cast<double>(group);
+}
+
+void Attention::sample_mass(int32_t layer) {
+  const auto heads = static_cast<size_t>(system_.shape.num_kv_heads);
+  const auto group = static_cast<size_t>(system_.shape.group_size());
+  for (size_t t = 0; t < tasks_.size(); ++t) {
+    SequenceKv& sequence = *batch_[t / heads];
+    const HeadTask& task = tasks_[t];
+    if (sequence.sampler() == nullptr || task.attend_all) continue;
+    const int64_t head = int64_t{layer} * system_.shape.num_kv_heads + task.kv_head;
+    if (!sequence.sampler()->is_looked_at(head)) continue;
+    const double kept =
+        kept_mass(sequence, task, rows_read_[t], std::span(log_sum_exp_).subspan(t * group, group),
+                  MassSampler::kRows);
+    sequence.sampler()->dial().add(kept, task.head->state->label_length == task.context_tokens);
+  }
+}
+
+// The sets that the end of a prompt has chosen, for its last query.
+void Attention::sample_first_sets() {
+  const KvShape& shape = system_.shape;
+  const auto group = static_cast<size_t>(shape.group_size());
+  const size_t width = group * static_cast<size_t>(shape.head_dim);
+  decided_.clear();
+  unused_out_.resize(candidates_.size() * width);
+  for (size_t i = 0; i < candidates_.size(); ++i) {
+    decided_.push_back(candidates_[i].task);
+    decided_.back().out = unused_out_.data() + i * width;
+  }
+  if (decided_.empty()) return;
+  log_sum_exp_.resize(decided_.size() * group);
+  rows_read_.resize(decided_.size());
+  AttendParams params;
+  params.shape = shape;
+  params.tasks = decided_.data();
+  params.num_tasks = std::ssize(decided_);
+  params.scale = scale_;
+  params.log_sum_exp = log_sum_exp_.data();
+  params.rows_read = rows_read_.data();
+  system_.ops->attend(params);
+  for (size_t i = 0; i < decided_.size(); ++i) {
+    SequenceKv& sequence = *candidates_[i].sequence;
+    sequence.sampler()->dial().add_first(
+        kept_mass(sequence, decided_[i], rows_read_[i],
+                  std::span(log_sum_exp_).subspan(i * group, group), MassSampler::kFirstRows));
+  }
+}
+
 void Attention::measure_mass(int32_t layer) {
   const auto group = static_cast<size_t>(system_.shape.group_size());
   // Heads that attend to everything keep all of it, and are not counted.
@@ -389,10 +545,23 @@ void Attention::measure_mass(int32_t layer) {
     const size_t t = measured[i];
     KvCounters& counters =
         batch_[t / static_cast<size_t>(system_.shape.num_kv_heads)]->counters(layer);
+    double sum = 0;
     for (size_t g = 0; g < group; ++g) {
       const double mass = std::exp(log_sum_exp_[t * group + g] - full_log_sum_exp_[i * group + g]);
-      counters.mass_kept += std::min(mass, 1.0);
+      sum += std::min(mass, 1.0);
       ++counters.mass_samples;
+    }
+    counters.mass_kept += sum;
+    SequenceKv& sequence = *batch_[t / static_cast<size_t>(system_.shape.num_kv_heads)];
+    SequenceKv::HeadMemory& memory = sequence.memory(layer, tasks_[t].kv_head);
+    const double mass = sum / static_cast<double>(group);
+    // As with the entropy, the first step after a prompt speaks for the first set.
+    const bool is_new = tasks_[t].head->state->label_length == tasks_[t].context_tokens;
+    if (is_new || std::isnan(memory.mass_at_label)) {
+      memory.mass_at_label = mass;
+    } else {
+      ++counters.kept_sets;
+      counters.hidden_changes += mass < memory.mass_at_label - 0.05;
     }
   }
 }
@@ -421,7 +590,10 @@ void Attention::measure_queries(int32_t layer, const float* queries, int64_t que
 }
 
 void Attention::end() {
-  for (SequenceKv* sequence : batch_) sequence->advance(tokens_per_sequence_);
+  for (SequenceKv* sequence : batch_) {
+    sequence->advance(tokens_per_sequence_);
+    if (sequence->sampler() != nullptr && (!prefill_ || prime_)) sequence->follow_dial();
+  }
 }
 
 }  // namespace clo

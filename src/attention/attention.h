@@ -51,6 +51,19 @@ class Attention {
   // Applies the reuse rule to candidates_ and chooses, fetches and commits the sets of misses.
   void refresh(int32_t layer, Cause cause);
   void select_and_fetch(int32_t layer, Cause cause);
+  // Whether the step's attention is to say more than its result: for samples or measurements of the
+  // mass, and for a hit test.
+  bool wants_mass() const;
+  bool wants_entropy() const;
+  // A hit by the cosine that the policy's other test refuses. margin: as the cosine's threshold
+  // has.
+  bool refused(SequenceKv& sequence, const HeadTask& task, double margin);
+  void note_entropy(int32_t layer);
+  void note_spread(int32_t layer);
+  void sample_mass(int32_t layer);
+  void sample_first_sets();
+  double kept_mass(SequenceKv& sequence, const HeadTask& task, int64_t rows_read,
+                   std::span<const float> log_sum_exp, int32_t num_rows);
   void measure_mass(int32_t layer);
   void measure_queries(int32_t layer, const float* queries, int64_t query_stride);
 
@@ -66,7 +79,8 @@ class Attention {
   std::vector<Candidate> candidates_, corrections_, misses_;
   std::vector<HeadTask> tasks_;    // all heads of the step
   std::vector<HeadTask> decided_;  // those of candidates_, side by side
-  std::vector<float> cosine_, log_sum_exp_, full_log_sum_exp_;
+  std::vector<float> cosine_, log_sum_exp_, full_log_sum_exp_, min_entropy_, unused_out_;
+  std::vector<int32_t> sampled_tokens_;
   std::vector<int64_t> rows_read_;
   std::vector<SelectTask> select_tasks_;
   std::vector<int32_t> selected_;

@@ -1,6 +1,7 @@
 #include "attention/sequence_kv.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <utility>
 
@@ -61,6 +62,7 @@ int64_t SequenceKv::device_bytes(const KvSystem& system, const Options& options)
 SequenceKv::SequenceKv(KvSystem& system, const Options& options)
     : system_(system),
       policy_(options.policy),
+      reserved_policy_(options.policy),
       capacity_tokens_(options.capacity_tokens),
       random_seed_(options.random_seed),
       shares_pages_(options.host_copy),
@@ -70,6 +72,10 @@ SequenceKv::SequenceKv(KvSystem& system, const Options& options)
   counters_.resize(static_cast<size_t>(shape.num_layers));
   unit_importance_.assign(static_cast<size_t>(shape.group_size()), 1.0f);
   last_queries_.resize(static_cast<size_t>(shape.num_layers) * shape.num_q_heads * shape.head_dim);
+  if (policy_.quality) {
+    sampler_.emplace(Dial(*policy_.quality, kMostSetScale),
+                     int64_t{shape.num_layers} * shape.num_kv_heads);
+  }
 }
 
 Result<std::unique_ptr<SequenceKv>> SequenceKv::create(KvSystem& system, const Options& options) {
@@ -152,7 +158,7 @@ Status SequenceKv::reserve(const Options& options) {
 }
 
 HeadCacheSpec SequenceKv::head_spec(uint8_t resident) const {
-  return spec_for(policy_, capacity_tokens_, resident != 0);
+  return spec_for(reserved_policy_, capacity_tokens_, resident != 0);
 }
 
 Status SequenceKv::take_head(size_t index) {
@@ -364,6 +370,31 @@ std::span<const float> SequenceKv::importance(int32_t layer, int32_t kv_head) co
   if (system_.profile.importance.empty()) return unit_importance_;
   const std::span<const float> all = system_.profile.importance;
   return all.subspan((static_cast<size_t>(layer) * shape.num_kv_heads + kv_head) * group, group);
+}
+
+SequenceKv::HeadMemory& SequenceKv::memory(int32_t layer, int32_t kv_head) {
+  if (memories_.empty()) {
+    const auto group = static_cast<size_t>(system_.shape.group_size());
+    memories_.resize(resident_.size());
+    for (HeadMemory& m : memories_) {
+      m.entropy_at_label.assign(group, NAN);
+      m.entropy.assign(group, NAN);
+    }
+  }
+  return memories_[static_cast<size_t>(layer) * system_.shape.num_kv_heads + kv_head];
+}
+
+void SequenceKv::follow_dial() {
+  const DialSetting& setting = sampler_->dial().setting();
+  const auto scaled = static_cast<int64_t>(
+      setting.set_scale * static_cast<double>(set_size(reserved_policy_, num_tokens_ + 1)));
+  policy_.set_tokens = std::max<int64_t>(64, round_up(scaled, 64));
+  // A stricter angle comes with a younger label; a wider one cannot have an older one, for rings
+  // are as long as the label age asks for.
+  if (reserved_policy_.max_label_age > 0) {
+    policy_.max_label_age = std::max(
+        1, static_cast<int32_t>(std::min(1.0, setting.angle) * reserved_policy_.max_label_age));
+  }
 }
 
 std::span<float> SequenceKv::last_query(int32_t layer) {

@@ -11,11 +11,14 @@
 //
 // Where stored rows are compressed, sink and ring rows that a stored prefix supplies are expanded
 // from its rows: they have the values that these hold, not those they were made from.
+#include <cmath>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "attention/kv_system.h"
+#include "attention/mass_sampler.h"
 #include "clo/policy.h"
 #include "clo/report.h"
 #include "kv/head_cache.h"
@@ -60,6 +63,23 @@ class SequenceKv {
   // The true queries of the last token, per layer [num_q_heads, head_dim].
   std::span<float> last_query(int32_t layer);
   bool has_last_query = false;
+
+  // What a hit test knows of a head beside its label; there for the tests that read it.
+  struct HeadMemory {
+    float key_spread = 0;                 // KeySpreadParams, of the prompt
+    std::vector<float> entropy_at_label;  // [group_size] min-entropy over the set when it was new
+    std::vector<float> entropy;           // and in the last step
+    double mass_at_label = NAN;           // measured, where mass is
+  };
+  HeadMemory& memory(int32_t layer, int32_t kv_head);
+
+  // Null without a quality to hold.
+  MassSampler* sampler() { return sampler_ ? &*sampler_ : nullptr; }
+  const MassSampler* sampler() const { return sampler_ ? &*sampler_ : nullptr; }
+  // Takes over what the dial says: policy() is another from then on.
+  void follow_dial();
+  // Of the angle that thresholds allow.
+  double dial_angle() const { return sampler_ ? sampler_->dial().setting().angle : 1.0; }
 
   // Heads that demote() may take; none where that would give nothing back.
   int64_t num_budget_heads() const;
@@ -112,7 +132,8 @@ class SequenceKv {
   void bring_full_rows(std::span<const RowMove> moves);
 
   KvSystem& system_;
-  PolicyOptions policy_;
+  PolicyOptions policy_;                 // in force
+  const PolicyOptions reserved_policy_;  // that memory was taken for
   int64_t capacity_tokens_ = 0;
   int64_t num_tokens_ = 0;
   int64_t reused_tokens_ = 0;
@@ -138,6 +159,8 @@ class SequenceKv {
   std::vector<float> last_queries_;        // [num_layers, num_q_heads, head_dim]
   std::vector<float> unit_importance_;     // [group_size] ones
   std::vector<KvCounters> counters_;       // [num_layers]
+  std::vector<HeadMemory> memories_;       // [num_layers, num_kv_heads]; empty until asked for
+  std::optional<MassSampler> sampler_;
 };
 
 }  // namespace clo

@@ -16,7 +16,7 @@ Status check_options(const EngineOptions& options);
 // pass the model's sliding window.
 Status check_context(const EngineOptions& options, const ModelConfig& config);
 // Fails: kBadFlag when the policy names heads, layers or codes that the model does not have.
-Status check_policy(const PolicyOptions& policy, const KvShape& shape);
+Status check_policy(const PolicyOptions& policy, const KvShape& shape, Backend backend);
 // Fails: kBadFile when the tokenizer has ids that the model has not.
 Status check_vocabulary(const Tokenizer& tokenizer, const ModelConfig& config,
                         const std::filesystem::path& model_dir);

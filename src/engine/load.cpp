@@ -61,7 +61,7 @@ Status Engine::Impl::build(const ModelFiles& model) {
   options.backend = choice.backend;
   shape = kv_shape(config, options);
   backend_note = choice.note;
-  CLO_TRY(check_policy(options.policy, shape));
+  CLO_TRY(check_policy(options.policy, shape, options.backend));
   if (tokenizer) CLO_TRY(check_vocabulary(*tokenizer, config, dir));
   max_context = clo::max_context_tokens(config, options);
   if (options.threads == 0) options.threads = num_processors();

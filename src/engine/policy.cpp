@@ -99,6 +99,22 @@ Status validate(const PolicyOptions& p) {
     return bad_flag("--prefetch-margin",
                     "expected a share from 0 to 1, found " + number(p.prefetch_margin));
   }
+  if (!(p.entropy_rise > 0)) {
+    return bad_flag("--entropy-rise", "expected nats above 0, found " + number(p.entropy_rise));
+  }
+  if (!(p.drift_limit > 0)) {
+    return bad_flag("--drift-limit", "expected nats above 0, found " + number(p.drift_limit));
+  }
+  if (p.quality && !(*p.quality > 0 && *p.quality < 1)) {
+    return bad_flag("--quality",
+                    "expected a share of the attention mass above 0 and below 1, such as 0.99; "
+                    "found " +
+                        number(*p.quality));
+  }
+  if (p.quality && p.select == Select::kNone) {
+    return bad_flag("--quality and --select none",
+                    "contradict each other: dense attention keeps all of the mass; drop one");
+  }
   if (p.predict == Predict::kNone && p.correction == Correction::kTrueQuery) {
     return bad_flag("--correction true_query and --predict none",
                     "contradict each other: without a prediction the true query already decides; "
@@ -133,6 +149,14 @@ std::string describe(const PolicyOptions& p) {
   static constexpr const char* kCorrection[] = {"auto", "none", "true_query"};
   add("--correction", kCorrection[static_cast<int>(p.correction)]);
   if (p.correction == Correction::kTrueQuery) add("--prefetch-margin", number(p.prefetch_margin));
+  if (p.hit_test == HitTest::kEntropy) {
+    add("--hit-test", "cosine+entropy");
+    add("--entropy-rise", number(p.entropy_rise));
+  } else if (p.hit_test == HitTest::kDrift) {
+    add("--hit-test", "cosine+drift");
+    add("--drift-limit", number(p.drift_limit));
+  }
+  if (p.quality) add("--quality", number(*p.quality));
   add("--fetch", p.fetch == Fetch::kWhole ? "whole" : "delta");
   add("--max-label-age", p.max_label_age == 0 ? "none" : std::to_string(p.max_label_age));
   add("--sink", std::to_string(p.sink));

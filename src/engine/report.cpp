@@ -5,6 +5,7 @@
 
 #include "base/units.h"
 #include "engine/impl.h"
+#include "select/set_rule.h"
 
 namespace clo {
 
@@ -42,6 +43,11 @@ void Engine::Impl::fill_report(Sequence& sequence) {
   r.num_resident_heads = sequence.kv->num_resident_heads();
   r.num_demoted_heads = static_cast<int32_t>(sequence.kv->num_demoted_heads());
   r.resident_by_profile = !system->profile.difficulty.empty();
+  if (const MassSampler* sampler = sequence.kv->sampler()) {
+    const MassEstimate e = sampler->dial().estimate();
+    const DialSetting& s = sampler->dial().setting();
+    r.quality = {sampler->dial().quality(), e.mean, e.low, e.high, e.samples, s.set_scale, s.angle};
+  }
   const auto layers = sequence.kv->layer_counters();
   r.layers.assign(layers.begin(), layers.end());
   for (const KvCounters& layer : layers) r.total += layer;
@@ -102,6 +108,19 @@ std::string report_text(const Report& r) {
   if (r.total.mass_samples > 0) {
     line("attention mass kept", percent(r.total.mean_mass_kept()));
   }
+  if (r.quality) {
+    const QualityReport& q = *r.quality;
+    line("quality",
+         percent(q.wanted) + " wanted, " +
+             (q.samples == 0
+                  ? "not estimated: no step was sampled"
+                  : percent(q.estimated) + " estimated (" + percent(q.low) + " to " +
+                        percent(q.high) + ", " + std::to_string(q.samples) + " samples); sets x " +
+                        fixed(q.set_scale, 2) + ", angle x " + fixed(q.angle, 2)));
+    if (q.high < q.wanted && q.set_scale >= kMostSetScale) {
+      line("", "sets are as large as slots allow: a larger --kv-ratio would keep more");
+    }
+  }
   return out;
 }
 
@@ -159,6 +178,12 @@ std::string report_json(const Report& r) {
                          {"total", counters_json(r.total)}};
   if (r.total.mass_samples > 0) {
     json["mass_kept"] = r.total.mean_mass_kept();
+  }
+  if (r.quality) {
+    const QualityReport& q = *r.quality;
+    json["quality"] = {{"wanted", q.wanted}, {"estimated", q.estimated}, {"low", q.low},
+                       {"high", q.high},     {"samples", q.samples},     {"set_scale", q.set_scale},
+                       {"angle", q.angle}};
   }
   for (const KvCounters& layer : r.layers) json["layers"].push_back(counters_json(layer));
   return json.dump();

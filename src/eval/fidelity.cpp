@@ -58,6 +58,7 @@ Status finish(Lane& lane, FidelityOutcome& outcome) {
   outcome.row_bytes = report.row_bytes;
   outcome.full_row_bytes = report.full_row_bytes;
   outcome.kv_type = report.kv_type;
+  if (report.quality) outcome.quality.push_back(*report.quality);
   return Ok{};
 }
 
@@ -105,6 +106,26 @@ int64_t num_windows(int64_t text_tokens, const FidelityOptions& options) {
 
 double FidelityOutcome::perplexity() const {
   return tokens == 0 ? 0 : std::exp(nll_sum / static_cast<double>(tokens));
+}
+
+QualityReport FidelityOutcome::mean_quality() const {
+  QualityReport mean;
+  double squares = 0;  // of the intervals' halves, times the samples
+  for (const QualityReport& q : quality) {
+    const auto n = static_cast<double>(q.samples);
+    mean.wanted = q.wanted;
+    mean.samples += q.samples;
+    mean.estimated += n * q.estimated;
+    squares += std::pow(n * (q.high - q.low) / 2, 2);
+    mean.set_scale = q.set_scale;
+    mean.angle = q.angle;
+  }
+  if (mean.samples == 0) return mean;
+  const auto all = static_cast<double>(mean.samples);
+  mean.estimated /= all;
+  mean.low = mean.estimated - std::sqrt(squares) / all;
+  mean.high = mean.estimated + std::sqrt(squares) / all;
+  return mean;
 }
 
 Result<std::vector<FidelityOutcome>> run_fidelity(

@@ -35,8 +35,11 @@ struct FidelityOutcome {
   int64_t decode_steps = 0, row_bytes = 0, full_row_bytes = 0;
   double decode_seconds = 0;
   std::string kv_type;
+  std::vector<QualityReport> quality;  // of each window, where a quality was wanted
 
   double perplexity() const;
+  // Of all windows together; samples is 0 where none was wanted.
+  QualityReport mean_quality() const;
 };
 
 // How many windows a text of so many tokens is read in.

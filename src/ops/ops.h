@@ -29,6 +29,7 @@ class Ops {
   virtual void select(const SelectParams& params) = 0;
   virtual void attend(const AttendParams& params) = 0;
   virtual void full_scores(const FullScoreParams& params) = 0;
+  virtual void key_spread(const KeySpreadParams& params) = 0;
 };
 
 }  // namespace clo

@@ -179,16 +179,33 @@ struct AttendParams {
   float scale = 0;
   float* log_sum_exp = nullptr;  // [num_tasks, group_size] or null
   int64_t* rows_read = nullptr;  // [num_tasks] or null
+  float* min_entropy =
+      nullptr;  // [num_tasks, group_size] or null: -log of the largest weight, nats
 };
 
-// log of the sum of exp(score) over every row in context, read from the host store or resident
-// rows: what the attended rows are compared with when attention mass is measured.
+// log of the sum of exp(score) over every row in context, or over those listed, read from the host
+// store or resident rows: what the attended rows are compared with when attention mass is measured
+// or sampled.
 struct FullScoreParams {
   KvShape shape;
   const HeadTask* tasks = nullptr;
   int64_t num_tasks = 0;
   float scale = 0;
   float* log_sum_exp = nullptr;  // [num_tasks, group_size]
+  // Of every task. Null: all rows. Requires: none of them a sink or in the ring.
+  const int32_t* tokens = nullptr;  // [num_tokens]
+  int64_t num_tokens = 0;
+};
+
+// How far the keys of a head lie apart: the root mean square of their differences from their mean,
+// per dimension, over the listed rows of the host store or of a resident head.
+struct KeySpreadParams {
+  KvShape shape;
+  const HeadTask* tasks = nullptr;
+  int64_t num_tasks = 0;
+  const int32_t* tokens = nullptr;  // [num_tokens]
+  int64_t num_tokens = 0;
+  float* spread = nullptr;  // [num_tasks]
 };
 
 }  // namespace clo

@@ -150,6 +150,7 @@ void CpuOps::attend(const AttendParams& p) {
       if (p.log_sum_exp != nullptr) {
         p.log_sum_exp[t * group + g] = nan ? NAN : best + std::log(total);
       }
+      if (p.min_entropy != nullptr) p.min_entropy[t * group + g] = nan ? NAN : std::log(total);
     }
   };
   pool_.run_ranges(p.num_tasks, kMergeTasks, [&](int64_t begin, int64_t end) {
@@ -190,17 +191,41 @@ void CpuOps::full_scores(const FullScoreParams& p) {
       return fixed_row(shape, *task.head, token, task.context_tokens);
     };
     const auto stored = [&](int64_t token) { return stored_row(shape, task, token); };
-    // Each row as dense attention would read it.
-    const int64_t context = task.context_tokens;
-    const auto [sinks, ring_begin] =
-        shape.compressed() ? fixed_tokens(*task.head, context) : FixedTokens{0, context};
-    scan(full_kind(shape), 0, sinks, fixed);
-    scan(stored_kind(shape), sinks, ring_begin, stored);
-    scan(full_kind(shape), ring_begin, context, fixed);
+    if (p.tokens != nullptr) {
+      scan(stored_kind(shape), 0, p.num_tokens, [&](int64_t i) { return stored(p.tokens[i]); });
+    } else {
+      // Each row as dense attention would read it.
+      const int64_t context = task.context_tokens;
+      const auto [sinks, ring_begin] =
+          shape.compressed() ? fixed_tokens(*task.head, context) : FixedTokens{0, context};
+      scan(full_kind(shape), 0, sinks, fixed);
+      scan(stored_kind(shape), sinks, ring_begin, stored);
+      scan(full_kind(shape), ring_begin, context, fixed);
+    }
     for (int g = 0; g < group; ++g) {
       const auto at = static_cast<size_t>(g);
       p.log_sum_exp[t * group + g] = static_cast<float>(max[at] + std::log(sum[at]));
     }
+  });
+}
+
+void CpuOps::key_spread(const KeySpreadParams& p) {
+  const int dim = p.shape.head_dim;
+  pool_.run(p.num_tasks, [&](int64_t t, int) {
+    std::vector<float> key(static_cast<size_t>(dim)), value(key.size());
+    std::vector<double> sum(key.size(), 0.0);
+    double squares = 0;
+    for (int64_t i = 0; i < p.num_tokens; ++i) {
+      simd_.widen_row(stored_kind(p.shape), stored_row(p.shape, p.tasks[t], p.tokens[i]), dim,
+                      key.data(), value.data());
+      for (size_t d = 0; d < key.size(); ++d) {
+        sum[d] += key[d];
+        squares += double{key[d]} * key[d];
+      }
+    }
+    const auto n = static_cast<double>(p.num_tokens);
+    for (const double s : sum) squares -= s * s / n;
+    p.spread[t] = static_cast<float>(std::sqrt(std::max(squares, 0.0) / (n * dim)));
   });
 }
 

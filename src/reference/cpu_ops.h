@@ -52,6 +52,7 @@ class CpuOps final : public Ops {
   void select(const SelectParams& params) override;
   void attend(const AttendParams& params) override;
   void full_scores(const FullScoreParams& params) override;
+  void key_spread(const KeySpreadParams& params) override;
 
   // Up to so many rows the vector loops beat a blocked GEMM, and give each row the same result
   // whatever the batch; products of more widen the weights to f32.

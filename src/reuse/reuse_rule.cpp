@@ -27,7 +27,7 @@ double head_threshold(const PolicyOptions& policy, float importance) {
 
 double ahead_threshold(double tau, double margin) {
   if (margin == 0 || tau <= -1 || tau > 1) return tau;
-  return std::cos((1 - margin) * std::acos(tau));
+  return std::cos(std::min((1 - margin) * std::acos(tau), std::numbers::pi));
 }
 
 double prefetch_margin(const PolicyOptions& policy) {
@@ -70,10 +70,32 @@ Decision decide(const PolicyOptions& policy, const SetHistory& history, int64_t 
   if (set_covers_candidates && (!history.took_all || history.candidates_end < ring_begin)) {
     return Decision::kIncomplete;
   }
+  if (history.too_small) return Decision::kIncomplete;
   if (policy.max_label_age > 0 && context_tokens - history.label_length > policy.max_label_age) {
     return Decision::kAged;
   }
   return similar_enough(policy, cosine, importance, margin) ? Decision::kHit : Decision::kMiss;
+}
+
+double group_mean(const PolicyOptions& policy, std::span<const float> values,
+                  std::span<const float> importance) {
+  double sum = 0, weights = 0;
+  for (size_t j = 0; j < values.size(); ++j) {
+    const double weight = policy.aggregate == Aggregate::kWeighted ? importance[j] : 1.0;
+    sum += weight * static_cast<double>(values[j]);
+    weights += weight;
+  }
+  return weights == 0 ? 0 : sum / weights;
+}
+
+float score_drift(std::span<const float> query, std::span<const float> label, float spread,
+                  float scale) {
+  double square = 0;
+  for (size_t d = 0; d < query.size(); ++d) {
+    const double moved = static_cast<double>(query[d]) - static_cast<double>(label[d]);
+    square += moved * moved;
+  }
+  return static_cast<float>(scale * std::sqrt(square) * spread);
 }
 
 }  // namespace clo

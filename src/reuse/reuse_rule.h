@@ -14,7 +14,8 @@ namespace clo {
 double head_threshold(const PolicyOptions& policy, float importance);
 
 // tau of a decision made ahead of a correction: (1 - margin) of the angle that `tau` allows. Always
-// and never (-1, above 1) stay what they are. margin in [0, 1].
+// and never (-1, above 1) stay what they are. margin at most 1; below 0 more is allowed, up to half
+// a turn.
 double ahead_threshold(double tau, double margin);
 
 // The margin of a policy's predictions: none where they are final.
@@ -37,12 +38,24 @@ struct SetHistory {
   int64_t label_length = 0;    // context length when the set was chosen
   int64_t candidates_end = 0;  // candidates of that choice
   bool took_all = true;        // the set holds every candidate of that choice
+  bool too_small = false;      // far smaller than a set is to be by now
 };
 
 // The decision for a context of `context_tokens`. Beside the cosine: a set older than the maximum
-// label age is chosen again, and so is one that could hold every candidate but lacks some.
+// label age is chosen again, and so is one that could hold every candidate but lacks some, or that
+// is too small.
 Decision decide(const PolicyOptions& policy, const SetHistory& history, int64_t context_tokens,
                 bool set_covers_candidates, int64_t ring_begin, std::span<const float> cosine,
                 std::span<const float> importance, double margin = 0);
+
+// The mean over a group's query heads as the policy weighs them; NaN if one of the values is.
+double group_mean(const PolicyOptions& policy, std::span<const float> values,
+                  std::span<const float> importance);
+
+// How far the score of a typical key has moved against the others since the label, nats: scale |q -
+// label| spread, where spread is what keys differ by in a direction (KeySpreadParams). The cosine
+// does not see lengths; this does. query, label: [head_dim].
+float score_drift(std::span<const float> query, std::span<const float> label, float spread,
+                  float scale);
 
 }  // namespace clo

@@ -21,8 +21,10 @@ int64_t set_size(const PolicyOptions& policy, int64_t context_tokens) {
 
 int32_t slot_capacity(const PolicyOptions& policy, int64_t max_context_tokens) {
   const int64_t most = candidates(policy, max_context_tokens).size();
-  return static_cast<int32_t>(
-      std::min(set_size(policy, max_context_tokens), std::max<int64_t>(most, 1)));
+  const auto largest =
+      static_cast<int64_t>((policy.quality ? kMostSetScale : 1.0) *
+                           static_cast<double>(set_size(policy, max_context_tokens)));
+  return static_cast<int32_t>(std::min(largest, std::max<int64_t>(most, 1)));
 }
 
 int32_t ring_tokens(const PolicyOptions& policy) { return policy.recent + policy.max_label_age; }

@@ -20,6 +20,9 @@ CandidateRange candidates(const PolicyOptions& policy, int64_t context_tokens);
 // k at this context: max(256, kv_ratio x context rounded up to 64), or set_tokens.
 int64_t set_size(const PolicyOptions& policy, int64_t context_tokens);
 
+// With a quality to hold, the dial may make sets so many times larger than set_size() says.
+inline constexpr double kMostSetScale = 2;
+
 // Slots a head needs for its largest set in a context that grows to `max_context_tokens`.
 int32_t slot_capacity(const PolicyOptions& policy, int64_t max_context_tokens);
 

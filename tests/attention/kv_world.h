@@ -46,6 +46,7 @@ class WatchedOps final : public Ops {
     ops_.attend(p);
   }
   void full_scores(const FullScoreParams& p) override { ops_.full_scores(p); }
+  void key_spread(const KeySpreadParams& p) override { ops_.key_spread(p); }
 
  private:
   CpuOps ops_;

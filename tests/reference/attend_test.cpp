@@ -341,5 +341,75 @@ RC_GTEST_PROP(FullScores, EqualTheLogSumExpOfAllRows, ()) {
   }
 }
 
+RC_GTEST_PROP(FullScores, OfListedRowsAreTheirs, ()) {
+  const KvShape shape = arbitrary_shape();
+  const int64_t context = 200 + arbitrary_length(300);
+  Scene scene(shape, arbitrary_heads(shape, context + 3), *rc::gen::arbitrary<uint64_t>());
+  Random random(*rc::gen::arbitrary<uint64_t>());
+  scene.place(context);
+  const std::vector<float> query = random.normals(shape.group_size() * shape.head_dim);
+  const HeadTask task = scene.task(0, query.data(), nullptr, context);
+  const int64_t first = task.head->sink_tokens, end = context - task.head->ring_tokens;
+  RC_PRE(end > first);
+  // With replacement: a row that is listed twice counts twice.
+  std::vector<int32_t> tokens;
+  std::vector<int64_t> listed;
+  for (int i = 0; i < 40; ++i) {
+    listed.push_back(*rc::gen::inRange<int64_t>(first, end));
+    tokens.push_back(static_cast<int32_t>(listed.back()));
+  }
+  std::vector<float> sum(static_cast<size_t>(shape.group_size()));
+  const float scale = usual_scale(shape);
+  CpuOps(1).full_scores({shape, &task, 1, scale, sum.data(), tokens.data(), std::ssize(tokens)});
+  const auto expected = naive_attention(scene, 0, listed, query.data(), scale, context);
+  RC_ASSERT(largest_error(expected.log_sum_exp, sum.data()) < kAttentionError);
+}
+
+TEST(Attend, MinEntropyIsOfTheLargestWeight) {
+  const KvShape shape{1, 2, 1, 64, DType::kF32, 64};
+  Scene scene(shape, {{4, 3000, 30, 3000, true}}, 9);  // three parts, all rows in the ring
+  scene.place(2500);
+  Random random(10);
+  const std::vector<float> query = random.normals(2 * 64);
+  std::vector<float> out(2 * 64), lse(2), entropy(2);
+  const HeadTask task = scene.task(0, query.data(), out.data(), 2500);
+  CpuOps(1).attend({shape, &task, 1, 0.1f, lse.data(), nullptr, entropy.data()});
+  for (int g = 0; g < 2; ++g) {
+    double largest = -INFINITY;
+    for (int64_t t = 0; t < 2500; ++t) {
+      double score = 0;
+      for (int d = 0; d < 64; ++d) {
+        score += double{query[static_cast<size_t>(g * 64 + d)]} *
+                 scene.keys[static_cast<size_t>(t * scene.row_stride() + d)];
+      }
+      largest = std::max(largest, 0.1 * score);
+    }
+    EXPECT_NEAR(entropy[static_cast<size_t>(g)], lse[static_cast<size_t>(g)] - largest, 1e-4);
+  }
+}
+
+TEST(KeySpread, IsTheRootMeanSquareAboutTheMean) {
+  const KvShape shape{1, 2, 2, 16, DType::kF32, 64};
+  Scene scene(shape, {{4, 20, 30, 300, false}, {4, 20, 30, 300, true}}, 3);
+  // Head 0: the same key everywhere; head 1: element 0 is 1 and -1 in turn, about a mean of 5.
+  for (int64_t t = 0; t < 300; ++t) {
+    for (int d = 0; d < 16; ++d) {
+      scene.keys[static_cast<size_t>(t * scene.row_stride() + d)] = 3;
+      scene.keys[static_cast<size_t>(t * scene.row_stride() + 16 + d)] =
+          d == 0 ? (t % 2 == 0 ? 6.0f : 4.0f) : 5.0f;
+    }
+  }
+  scene.place(300);
+  const std::vector<float> query(16, 1.0f);
+  const std::vector<HeadTask> tasks = {scene.task(0, query.data(), nullptr, 300),
+                                       scene.task(1, query.data(), nullptr, 300)};
+  std::vector<int32_t> tokens(300);
+  std::iota(tokens.begin(), tokens.end(), 0);
+  std::vector<float> spread(2);
+  CpuOps(1).key_spread({shape, tasks.data(), 2, tokens.data(), 300, spread.data()});
+  EXPECT_NEAR(spread[0], 0, 1e-6);
+  EXPECT_NEAR(spread[1], 0.25, 1e-6);  // one dimension of 16 with a deviation of 1
+}
+
 }  // namespace
 }  // namespace clo

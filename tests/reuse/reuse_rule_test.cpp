@@ -251,5 +251,36 @@ TEST_F(Decide, APredictionMissesEarlierByItsMargin) {
             Decision::kHit);
 }
 
+TEST(AheadThreshold, WidensUpToHalfATurn) {
+  EXPECT_NEAR(ahead_threshold(0.5, -1), std::cos(2 * std::numbers::pi / 3), 1e-12);
+  EXPECT_DOUBLE_EQ(ahead_threshold(0, -3), -1);
+}
+
+TEST_F(Decide, ASetFarTooSmallIsIncomplete) {
+  const PolicyOptions policy;
+  SetHistory set{true, 100, 36};
+  const std::vector<float> one = {1.0f};
+  EXPECT_EQ(decide(policy, set, 101, false, 0, one, one), Decision::kHit);
+  set.too_small = true;
+  EXPECT_EQ(decide(policy, set, 101, false, 0, one, one), Decision::kIncomplete);
+}
+
+TEST(GroupMean, WeighsAsThePolicySays) {
+  PolicyOptions policy;
+  const std::vector<float> values = {1, 3}, importance = {0.25f, 0.75f};
+  EXPECT_DOUBLE_EQ(group_mean(policy, values, importance), 2.5);
+  policy.aggregate = Aggregate::kMean;
+  EXPECT_DOUBLE_EQ(group_mean(policy, values, importance), 2);
+  policy.aggregate = Aggregate::kWeighted;
+  EXPECT_DOUBLE_EQ(group_mean(policy, values, std::vector<float>{0, 0}), 0);
+  EXPECT_TRUE(std::isnan(group_mean(policy, std::vector<float>{NAN, 1}, importance)));
+}
+
+TEST(ScoreDrift, SeesLengthsThatTheCosineDoesNot) {
+  // |q - label| = 5, times the keys' spread 2 and the scale 0.1.
+  EXPECT_FLOAT_EQ(score_drift(std::vector<float>{3, 4}, std::vector<float>{0, 0}, 2, 0.1f), 1.0f);
+  EXPECT_FLOAT_EQ(score_drift(std::vector<float>{6, 8}, std::vector<float>{3, 4}, 2, 0.1f), 1.0f);
+}
+
 }  // namespace
 }  // namespace clo
