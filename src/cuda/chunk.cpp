@@ -320,6 +320,7 @@ std::span<const float> CudaRunner::prefill(std::span<const int32_t> ids, Sequenc
   main_.synchronize();
   copy_out_.synchronize();
   check_fault();
+  if (last) find_key_spread(sequence, first + rows);
 
   for (int32_t layer = 0; layer < shape.num_layers; ++layer) {
     KvCounters& counters = sequence.counters(layer);

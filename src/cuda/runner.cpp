@@ -12,6 +12,7 @@
 #include "base/check.h"
 #include "base/try.h"
 #include "base/units.h"
+#include "kernels/refresh/spread.h"
 #include "select/hash_signs.h"
 
 namespace clo {
@@ -183,6 +184,16 @@ void CudaRunner::begin(SequenceKv& sequence, const SamplingOptions& sampling) {
             limits_.max_context_tokens);
   slots_->assign(sequence, sampling, forced_);
   decoded_rows_[&sequence] = 0;
+}
+
+void CudaRunner::find_key_spread(const SequenceKv& sequence, int64_t context_tokens) {
+  if (sequence.policy().hit_test != HitTest::kDrift) return;
+  kernels::KeySpread spread;
+  spread.tables = tables_;
+  spread.rules = buffers_.rules;
+  spread.slot = slots_->slot_of(sequence);
+  spread.context_tokens = context_tokens;
+  kernels::key_spread(spread, main_.get());
 }
 
 bool CudaRunner::in_flight(const SequenceKv& sequence) const {

@@ -130,6 +130,8 @@ class CudaRunner final : public Runner {
   void stop_refreshes();
   void drain_queue();
   bool in_flight(const SequenceKv& sequence) const;
+  // For the hit test by drift: into the head rules, on the main stream. Requires: rows are written.
+  void find_key_spread(const SequenceKv& sequence, int64_t context_tokens);
 
   const Weights& weights_;
   KvSystem& system_;

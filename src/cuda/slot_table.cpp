@@ -55,6 +55,11 @@ kernels::SequenceRules sequence_rules(const SequenceKv& sequence, const ForcedRe
   }
   rules.correct = policy.correction == Correction::kTrueQuery;
   rules.fetch_whole = policy.fetch == Fetch::kWhole;
+  if (policy.hit_test == HitTest::kDrift) {
+    rules.drift_limit = static_cast<float>(policy.drift_limit);
+    rules.drift_limit_ahead =
+        static_cast<float>((1 - prefetch_margin(policy)) * policy.drift_limit);
+  }
   rules.aggregate_all = policy.aggregate == Aggregate::kAll;
   rules.forced_hit_rate = forced.hit_rate;
   rules.forced_new_share = forced.new_share;

@@ -60,6 +60,7 @@ void CudaRunner::activate_all(std::span<const std::unique_ptr<SequenceKv>> batch
   rows_.clear();
   for (size_t i = 0; i < batch.size(); ++i) {
     slots_->activate(*batch[i], 1);
+    find_key_spread(*batch[i], batch[i]->num_tokens());
     slots[i] = slots_->slot_of(*batch[i]);
     rows_.push_back(batch[i].get());
   }

@@ -46,6 +46,9 @@ struct SequenceRules {
   bool correct = false;        // the true query may refute a predicted set
   bool fetch_whole = false;    // a miss brings the whole set, not the difference
   bool aggregate_all = false;  // every query head must pass its own threshold
+  // HitTest::kDrift: nats that a typical key's score may have moved, of a decision that stands and
+  // of one made ahead. 0: no such test.
+  float drift_limit = 0, drift_limit_ahead = 0;
   // Measurement only: decisions and sets are drawn instead of computed (the work is still done).
   // Negative: natural.
   float forced_hit_rate = -1;
@@ -62,6 +65,7 @@ struct HeadRule {
   HeadThresholds at_once;         // of the true query: its answer stands
   HeadThresholds ahead;           // of a prediction: stricter where the true query may refute it
   double weight[kMaxGroup] = {};  // of each query head in the mean
+  double drift_scale = 0;         // nats of drift by |query - label|: key_spread()
 };
 
 struct SamplingRules {

@@ -186,7 +186,11 @@ TEST_F(GpuEngine, PoliciesCountLikeTheCpuBackend) {
   for (const Predict predict : {Predict::kNone, Predict::kPreviousStep, Predict::kPreviousLayer}) {
     for (const Correction correction : {Correction::kNone, Correction::kTrueQuery}) {
       if (predict == Predict::kNone && correction != Correction::kNone) continue;
-      const PolicyOptions policy = with(evictable("default"), predict, correction, Fetch::kDelta);
+      PolicyOptions policy = with(evictable("default"), predict, correction, Fetch::kDelta);
+      if (correction == Correction::kTrueQuery || predict == Predict::kNone) {
+        policy.hit_test = HitTest::kDrift;  // beside the cosine, which keeps more then
+        policy.threshold = 0.5;
+      }
       SCOPED_TRACE(describe(policy));
       const ForcedRun a = forced_run(*cpu, prompt, forced, policy);
       const ForcedRun b = forced_run(*gpu, prompt, forced, policy);

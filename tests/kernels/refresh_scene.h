@@ -54,8 +54,28 @@ inline SequenceRules to_rules(const PolicyOptions& p) {
                                                     : PredictRule::kNone;
   r.correct = p.correction == Correction::kTrueQuery;
   r.fetch_whole = p.fetch == Fetch::kWhole;
+  if (p.hit_test == HitTest::kDrift) {
+    r.drift_limit = static_cast<float>(p.drift_limit);
+    r.drift_limit_ahead = static_cast<float>((1 - prefetch_margin(p)) * p.drift_limit);
+  }
   r.aggregate_all = p.aggregate == Aggregate::kAll;
   return r;
+}
+
+// What is said of a head's keys, whatever they are.
+inline float spread_of(int32_t kv_head) { return 0.4f + 0.3f * static_cast<float>(kv_head % 3); }
+
+// Attention::refused, of HitTest::kDrift.
+inline bool drifted_in(const Scene& scene, const HeadTask& task, std::span<const float> importance,
+                       double margin) {
+  if (scene.policy.hit_test != HitTest::kDrift) return false;
+  const auto dim = static_cast<size_t>(scene.head_dim);
+  std::vector<float> drift;
+  for (size_t g = 0; g < importance.size(); ++g) {
+    drift.push_back(score_drift({task.query + g * dim, dim}, {task.head->label + g * dim, dim},
+                                spread_of(task.kv_head), kScale));
+  }
+  return group_mean(scene.policy, drift, importance) > (1 - margin) * scene.policy.drift_limit;
 }
 
 inline HeadRule to_head_rule(const PolicyOptions& p, std::span<const float> importance) {

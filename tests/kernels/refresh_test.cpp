@@ -6,9 +6,11 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <string>
 
 #include "kernels/gpu_test.h"
+#include "kernels/refresh/spread.h"
 #include "kernels/refresh_world.h"
 
 namespace clo::kernels {
@@ -164,6 +166,69 @@ TEST_F(RefreshTest, ReuseRule) {
     scene.policy.threshold = -1;
     scene.policy.max_label_age = 0;
     EXPECT_EQ(walk(scene, growth).misses, 16);  // the first sets
+  }
+}
+
+TEST_F(RefreshTest, DriftRefusesWhatTheCosineWouldKeep) {
+  for (const int32_t head_dim : {64, 128}) {
+    for (const int32_t group : {1, 3, 4, 8}) {
+      for (const Aggregate aggregate : {Aggregate::kWeighted, Aggregate::kMean, Aggregate::kAll}) {
+        Scene scene;
+        scene.head_dim = head_dim;
+        scene.group = group;
+        scene.kv_heads = 3;
+        scene.resident_of = 3;
+        scene.policy.set_tokens = 300;
+        scene.policy.threshold = -1;
+        scene.policy.aggregate = aggregate;
+        scene.policy.hit_test = HitTest::kDrift;
+        // A step of 0.4 moves a query by 0.4 sqrt(head_dim): between the limits of the spreads.
+        scene.policy.drift_limit = 0.125 * 0.4 * std::sqrt(head_dim) * 0.9;
+        const KvCounters total = walk(scene, kSteps);
+        if (HasFatalFailure()) return;
+        EXPECT_GT(total.hits, 0);
+        EXPECT_GT(total.misses, 2);
+      }
+    }
+  }
+}
+
+TEST_F(RefreshTest, KeySpreadEqualsTheCpu) {
+  for (const int32_t head_dim : {64, 128}) {
+    for (const DType type : kElementTypes) {
+      for (const int64_t context : {int64_t{1}, int64_t{200}, int64_t{1000}}) {
+        Scene scene;
+        scene.head_dim = head_dim;
+        scene.type = type;
+        scene.context = context;
+        scene.kv_heads = 3;
+        scene.resident_of = 3;
+        scene.policy.set_tokens = 300;
+        World world(scene);
+        world.set_num_tokens(context);
+        KeySpread params;
+        params.tables = world.tables();
+        params.rules = world.head_rules().data();
+        params.context_tokens = context;
+        key_spread(params, nullptr);
+        CLO_CUDA(cudaDeviceSynchronize());
+        std::vector<int32_t> tokens;
+        const int64_t count = std::min<int64_t>(context, kSpreadTokens);
+        for (int64_t i = 0; i < count; ++i) {
+          tokens.push_back(static_cast<int32_t>(i * context / count));
+        }
+        const std::vector<HeadRule> rules = world.head_rules().download();
+        const std::vector<float> query(static_cast<size_t>(world.group_width()), 1.0f);
+        for (int32_t h = 0; h < scene.kv_heads; ++h) {
+          const HeadTask task = world.make_task(0, h, query.data(), context);
+          float spread = 0;
+          world.cpu().key_spread({world.shape(), &task, 1, tokens.data(), count, &spread});
+          ASSERT_NEAR(rules[static_cast<size_t>(kLayer * scene.kv_heads + h)].drift_scale,
+                      kScale * spread, 1e-5 * kScale)
+              << "head " << h << " context " << context;
+        }
+      }
+    }
   }
 }
 

@@ -54,6 +54,8 @@ class World {
   HeadCacheView& cpu_head(int64_t i) { return cpu_heads_[static_cast<size_t>(i)]; }
   const HeadCacheSpec& spec(int64_t i) const { return specs_[static_cast<size_t>(i)]; }
   KvCounters& cpu_counters(int32_t slot) { return counters_[static_cast<size_t>(slot)]; }
+  DeviceArray<HeadRule>& head_rules() { return *device_rules_; }
+  CpuOps& cpu() { return ops_; }
   int64_t oracle_rows(int32_t slot) { return cpu_counters(slot).oracle_rows; }
   SequenceRules& rules() { return rules_; }
   RefreshScratch scratch(int32_t num_clusters) {
@@ -179,20 +181,25 @@ class World {
     return count;
   }
 
-  // Attention::make_task and refresh, for every head of the layer.
+  HeadTask make_task(int32_t slot, int32_t kv_head, const float* query, int64_t context) {
+    HeadTask task;
+    task.head = &cpu_head(int64_t{slot} * scene_.kv_heads + kv_head);
+    task.sequence = &views_[static_cast<size_t>(slot)];
+    task.query = query;
+    task.context_tokens = context;
+    task.kv_head = kv_head;
+    task.layer = kLayer;
+    return task;
+  }
+
+  // Attention::refresh, for every head of the layer.
   enum class How { kPrime, kForesee, kDecide, kCorrect };
   int64_t cpu_refresh(const std::vector<float>& queries, int64_t context, How how) {
     int64_t misses = 0;
     for (int64_t i = 0; i < num_heads(); ++i) {
       const auto slot = static_cast<int32_t>(i / scene_.kv_heads);
       const auto kv_head = static_cast<int32_t>(i % scene_.kv_heads);
-      HeadTask task;
-      task.head = &cpu_head(i);
-      task.sequence = &views_[static_cast<size_t>(slot)];
-      task.query = queries.data() + i * group_width();
-      task.context_tokens = context;
-      task.kv_head = kv_head;
-      task.layer = kLayer;
+      const HeadTask task = make_task(slot, kv_head, queries.data() + i * group_width(), context);
       const bool resident = task.head->is_resident();
       if (resident && covers(scene_.policy, context)) continue;
       KvCounters& counters = cpu_counters(slot);
@@ -432,7 +439,9 @@ class World {
     const auto cells = static_cast<size_t>(scene_.num_slots * kLayers * scene_.kv_heads);
     std::vector<HeadRule> rules(cells);
     for (size_t i = 0; i < cells; ++i) {
-      rules[i] = to_head_rule(scene_.policy, importance(static_cast<int32_t>(i) % scene_.kv_heads));
+      const int32_t kv_head = static_cast<int32_t>(i) % scene_.kv_heads;
+      rules[i] = to_head_rule(scene_.policy, importance(kv_head));
+      rules[i].drift_scale = kScale * spread_of(kv_head);
     }
     device_rules_ = std::make_unique<DeviceArray<HeadRule>>(rules);
     pending_ = std::make_unique<DeviceArray<uint32_t>>(std::vector<uint32_t>(cells, 0));
@@ -481,13 +490,17 @@ class World {
     std::vector<float> cosine(static_cast<size_t>(scene_.group));
     ops_.cosine({shape_, &task, cosine.data(), 1});
     const HeadState& state = *task.head->state;
-    const clo::Decision decision =
-        decide(scene_.policy,
-               {state.has_label != 0, state.label_length, state.candidates_end,
-                state.num_set_tokens >= candidates(scene_.policy, state.label_length).size()},
-               task.context_tokens, covers(scene_.policy, task.context_tokens),
-               task.context_tokens - task.head->ring_tokens, cosine, importance(task.kv_head),
-               how == How::kForesee ? prefetch_margin(scene_.policy) : 0);
+    const double margin = how == How::kForesee ? prefetch_margin(scene_.policy) : 0;
+    clo::Decision decision = decide(
+        scene_.policy,
+        {state.has_label != 0, state.label_length, state.candidates_end,
+         state.num_set_tokens >= candidates(scene_.policy, state.label_length).size()},
+        task.context_tokens, covers(scene_.policy, task.context_tokens),
+        task.context_tokens - task.head->ring_tokens, cosine, importance(task.kv_head), margin);
+    if (decision == clo::Decision::kHit &&
+        drifted_in(scene_, task, importance(task.kv_head), margin)) {
+      decision = clo::Decision::kMiss;
+    }
     const bool miss = decision != clo::Decision::kHit;
     if (task.head->is_resident()) {
       counters.resident_selections += miss;

@@ -104,10 +104,11 @@ struct HeadLabel {
 };
 
 // Of lane j: the cosine of query j with its label, and with itself (1, or NaN where it is no
-// direction). NaN where not finite.
+// direction), NaN where not finite; and how far it is from its label.
 struct GroupCosines {
   float with_label = 0;
   float with_itself = 0;
+  float way = 0;
 };
 // query [group_size][head_dim], in any memory.
 template <int kElements>
@@ -121,6 +122,7 @@ __device__ __forceinline__ GroupCosines group_cosines(const float* query,
   for (int first = 0; first < kMaxGroup; first += kTogether) {
     if (first >= group) break;
     float dot[kTogether] = {}, query_norm[kTogether] = {}, label_norm[kTogether] = {};
+    float way[kTogether] = {};  // squares
 #pragma unroll
     for (int e = 0; e < kElements; ++e) {
 #pragma unroll
@@ -131,6 +133,7 @@ __device__ __forceinline__ GroupCosines group_cosines(const float* query,
         dot[j] += q * l;
         query_norm[j] += q * q;
         label_norm[j] += l * l;
+        way[j] += (q - l) * (q - l);
       }
     }
 #pragma unroll
@@ -140,6 +143,7 @@ __device__ __forceinline__ GroupCosines group_cosines(const float* query,
         dot[j] += __shfl_xor_sync(0xFFFFFFFFu, dot[j], offset);
         query_norm[j] += __shfl_xor_sync(0xFFFFFFFFu, query_norm[j], offset);
         label_norm[j] += __shfl_xor_sync(0xFFFFFFFFu, label_norm[j], offset);
+        way[j] += __shfl_xor_sync(0xFFFFFFFFu, way[j], offset);
       }
     }
 #pragma unroll
@@ -151,6 +155,7 @@ __device__ __forceinline__ GroupCosines group_cosines(const float* query,
       const float self = query_norm[j] / (root * root);
       mine.with_label = isfinite(cosine) ? cosine : nanf("");
       mine.with_itself = isfinite(self) ? self : nanf("");
+      mine.way = sqrtf(way[j]);
     }
   }
   return mine;
@@ -177,11 +182,22 @@ __device__ __forceinline__ bool similar_enough(const HeadThresholds& threshold,
   return sum / weights >= threshold.mean;
 }
 
+// Attention::refused, of HitTest::kDrift. way: lane j's of query j.
+__device__ __forceinline__ bool drifted(const HeadRule& rule, float limit, float way, int group) {
+  double sum = 0, weights = 0;
+  for (int j = 0; j < group; ++j) {
+    const double drift = rule.drift_scale * __shfl_sync(0xFFFFFFFFu, way, j);
+    sum = __dadd_rn(sum, __dmul_rn(rule.weight[j], drift));
+    weights = __dadd_rn(weights, rule.weight[j]);
+  }
+  return weights > 0 && sum / weights > limit;
+}
+
 // Decides and counts for one head and a context; executed by a whole warp, which gets one answer.
-// Changes nothing but counters. cosine: lane j's of query j.
+// Changes nothing but counters. cosine, way: lane j's of query j.
 __device__ __forceinline__ Decision decide_head(const DecodeTables& t, int32_t slot, int32_t layer,
                                                 int64_t index, const SetFacts& facts, float cosine,
-                                                int64_t context_tokens, Cause cause) {
+                                                float way, int64_t context_tokens, Cause cause) {
   const SequenceRules& rules = t.slots[slot].rules;
   const HeadRule& rule = t.rules[index];
   const HeadCacheView& head = t.heads[index];
@@ -203,6 +219,10 @@ __device__ __forceinline__ Decision decide_head(const DecodeTables& t, int32_t s
                               rules.aggregate_all, cosine, group)
                    ? Decision::kHit
                    : Decision::kMiss;
+    const float limit = cause == Cause::kForesee ? rules.drift_limit_ahead : rules.drift_limit;
+    if (decision == Decision::kHit && rules.drift_limit > 0 && drifted(rule, limit, way, group)) {
+      decision = Decision::kMiss;
+    }
   }
 
   if (threadIdx.x % 32 == 0) {
@@ -286,8 +306,9 @@ __device__ __forceinline__ void decide_with_true_query(const DecodeTables& t, in
 
   bool chosen_now = false;
   if ((!foreseen || rules.correct) && !attends_all(rules, resident, layer, context_tokens)) {
-    chosen_now = decide_head(t, slot, layer, index, label.facts, cosines.with_label, context_tokens,
-                             foreseen ? Cause::kCorrect : Cause::kDecide) != Decision::kHit;
+    chosen_now =
+        decide_head(t, slot, layer, index, label.facts, cosines.with_label, cosines.way,
+                    context_tokens, foreseen ? Cause::kCorrect : Cause::kDecide) != Decision::kHit;
     if (chosen_now && lane == 0) {
       bool ready = true;
       if (label.pending) {
@@ -305,7 +326,8 @@ __device__ __forceinline__ void decide_with_true_query(const DecodeTables& t, in
   if (by_step && !attends_all(rules, resident, layer, context_tokens + 1)) {
     const SetFacts facts = chosen_now ? facts_of_job(rules, head, context_tokens) : label.facts;
     due = decide_head(t, slot, layer, index, facts,
-                      chosen_now ? cosines.with_itself : cosines.with_label, context_tokens + 1,
+                      chosen_now ? cosines.with_itself : cosines.with_label,
+                      chosen_now ? 0.0f : cosines.way, context_tokens + 1,
                       Cause::kForesee) != Decision::kHit;
   }
   if (lane == 0) t.decided[index] = (due ? kDueAhead : 0u) | (chosen_now ? kChosenNow : 0u);

@@ -176,7 +176,7 @@ __global__ void __launch_bounds__(32 * kDecideWarps)
   label.load(t, slot.rules, index, context, lane);
   const GroupCosines cosines = group_cosines(query, label, group, lane);
   const Decision decision = decide_head(t, slot_index, params.layer, index, label.facts,
-                                        cosines.with_label, context, Cause::kForesee);
+                                        cosines.with_label, cosines.way, context, Cause::kForesee);
   __syncwarp();
   if (decision != Decision::kHit && lane == 0) {
     push_job(t, kAhead, slot_index, params.layer, kv_head, turn, context);
