@@ -1,11 +1,15 @@
 #pragma once
 // What a test of the refresh kernels is about: shapes and a policy, and the policy as the device
 // has it.
+#include <gtest/gtest.h>
+
 #include <algorithm>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "clo/policy.h"
+#include "clo/report.h"
 #include "kernels/decode_tables.h"
 #include "reuse/reuse_rule.h"
 
@@ -78,8 +82,10 @@ inline bool drifted_in(const Scene& scene, const HeadTask& task, std::span<const
   return group_mean(scene.policy, drift, importance) > (1 - margin) * scene.policy.drift_limit;
 }
 
-inline HeadRule to_head_rule(const PolicyOptions& p, std::span<const float> importance) {
+inline HeadRule to_head_rule(const PolicyOptions& p, std::span<const float> importance,
+                             int32_t kv_head) {
   HeadRule rule;
+  rule.drift_scale = kScale * spread_of(kv_head);
   float largest = 0;
   double total = 0;
   for (size_t j = 0; j < importance.size(); ++j) {
@@ -95,6 +101,21 @@ inline HeadRule to_head_rule(const PolicyOptions& p, std::span<const float> impo
                             : static_cast<float>(total / static_cast<double>(importance.size())));
   rule.ahead.mean = ahead_threshold(rule.at_once.mean, prefetch_margin(p));
   return rule;
+}
+
+inline void expect_same_counts(const DeviceCounters& d, const KvCounters& c,
+                               const std::string& where) {
+  EXPECT_EQ(static_cast<int64_t>(d.hits), c.hits) << where;
+  EXPECT_EQ(static_cast<int64_t>(d.misses), c.misses) << where;
+  EXPECT_EQ(static_cast<int64_t>(d.aged), c.aged) << where;
+  EXPECT_EQ(static_cast<int64_t>(d.incomplete), c.incomplete) << where;
+  EXPECT_EQ(static_cast<int64_t>(d.corrections), c.corrections) << where;
+  EXPECT_EQ(static_cast<int64_t>(d.resident_selections), c.resident_selections) << where;
+  EXPECT_EQ(static_cast<int64_t>(d.rows_requested), c.rows_requested) << where;
+  EXPECT_EQ(static_cast<int64_t>(d.rows_fetched), c.rows_fetched) << where;
+  EXPECT_EQ(static_cast<int64_t>(d.rows_saved_by_delta), c.rows_saved_by_delta) << where;
+  EXPECT_EQ(static_cast<int64_t>(d.rows_saved_by_hits), c.rows_saved_by_hits) << where;
+  EXPECT_EQ(static_cast<int64_t>(d.oracle_rows), c.oracle_rows) << where;
 }
 
 }  // namespace refresh_world

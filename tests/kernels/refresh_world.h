@@ -182,14 +182,12 @@ class World {
   }
 
   HeadTask make_task(int32_t slot, int32_t kv_head, const float* query, int64_t context) {
-    HeadTask task;
-    task.head = &cpu_head(int64_t{slot} * scene_.kv_heads + kv_head);
-    task.sequence = &views_[static_cast<size_t>(slot)];
-    task.query = query;
-    task.context_tokens = context;
-    task.kv_head = kv_head;
-    task.layer = kLayer;
-    return task;
+    return {.head = &cpu_head(int64_t{slot} * scene_.kv_heads + kv_head),
+            .sequence = &views_[static_cast<size_t>(slot)],
+            .query = query,
+            .context_tokens = context,
+            .kv_head = kv_head,
+            .layer = kLayer};
   }
 
   // Attention::refresh, for every head of the layer.
@@ -243,19 +241,8 @@ class World {
     }
     const std::vector<DeviceCounters> counted = device_counters_->download();
     for (int32_t s = 0; s < scene_.num_slots; ++s) {
-      const DeviceCounters& d = counted[static_cast<size_t>(s * kLayers + kLayer)];
-      const KvCounters& c = cpu_counters(s);
-      EXPECT_EQ(static_cast<int64_t>(d.hits), c.hits) << where;
-      EXPECT_EQ(static_cast<int64_t>(d.misses), c.misses) << where;
-      EXPECT_EQ(static_cast<int64_t>(d.aged), c.aged) << where;
-      EXPECT_EQ(static_cast<int64_t>(d.incomplete), c.incomplete) << where;
-      EXPECT_EQ(static_cast<int64_t>(d.corrections), c.corrections) << where;
-      EXPECT_EQ(static_cast<int64_t>(d.resident_selections), c.resident_selections) << where;
-      EXPECT_EQ(static_cast<int64_t>(d.rows_requested), c.rows_requested) << where;
-      EXPECT_EQ(static_cast<int64_t>(d.rows_fetched), c.rows_fetched) << where;
-      EXPECT_EQ(static_cast<int64_t>(d.rows_saved_by_delta), c.rows_saved_by_delta) << where;
-      EXPECT_EQ(static_cast<int64_t>(d.rows_saved_by_hits), c.rows_saved_by_hits) << where;
-      EXPECT_EQ(static_cast<int64_t>(d.oracle_rows), c.oracle_rows) << where;
+      expect_same_counts(counted[static_cast<size_t>(s * kLayers + kLayer)], cpu_counters(s),
+                         where);
     }
     EXPECT_EQ(queue().fault, 0u);
   }
@@ -440,8 +427,7 @@ class World {
     std::vector<HeadRule> rules(cells);
     for (size_t i = 0; i < cells; ++i) {
       const int32_t kv_head = static_cast<int32_t>(i) % scene_.kv_heads;
-      rules[i] = to_head_rule(scene_.policy, importance(kv_head));
-      rules[i].drift_scale = kScale * spread_of(kv_head);
+      rules[i] = to_head_rule(scene_.policy, importance(kv_head), kv_head);
     }
     device_rules_ = std::make_unique<DeviceArray<HeadRule>>(rules);
     pending_ = std::make_unique<DeviceArray<uint32_t>>(std::vector<uint32_t>(cells, 0));
