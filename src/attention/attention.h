@@ -60,6 +60,8 @@ class Attention {
   bool refused(SequenceKv& sequence, const HeadTask& task, double margin);
   void note_entropy(int32_t layer);
   void note_spread(int32_t layer);
+  void settle_residents(SequenceKv& sequence);
+  void note_difficulty(int32_t layer, const float* queries, int64_t query_stride);
   void sample_mass(int32_t layer);
   void sample_first_sets();
   double kept_mass(SequenceKv& sequence, const HeadTask& task, int64_t rows_read,

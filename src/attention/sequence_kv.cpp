@@ -25,6 +25,11 @@ HeadCacheSpec spec_for(const PolicyOptions& policy, int64_t capacity_tokens, boo
   return spec;
 }
 
+// A page holds the rows of a head under each other, and so does a resident head: several at once
+// keep lists of moves short.
+constexpr int64_t kRun = 16;
+static_assert(kPageTokens % kRun == 0);
+
 Result<std::vector<uint8_t>> resident_heads(const KvSystem& system,
                                             const SequenceKv::Options& options) {
   return choose_resident_heads(options.policy, system.shape, system.profile.difficulty,
@@ -187,7 +192,7 @@ void SequenceKv::demote(int64_t count, int64_t written_tokens) {
   CLO_CHECK(count >= 0 && count <= num_budget_heads(), count, num_budget_heads());
   CLO_CHECK(written_tokens >= num_tokens_ && written_tokens <= capacity_tokens_, written_tokens,
             num_tokens_);
-  const auto kept = choose_resident_heads(policy_, system_.shape, system_.profile.difficulty,
+  const auto kept = choose_resident_heads(reserved_policy_, system_.shape, difficulty(),
                                           num_budget_heads_ - count);
   CLO_CHECK(kept.has_value());  // it was when the sequence was made
   num_budget_heads_ -= count;
@@ -216,6 +221,105 @@ void SequenceKv::demote(int64_t count, int64_t written_tokens) {
     ++num_demoted_heads_;
   }
   bring_full_rows(moves);
+}
+
+std::span<const float> SequenceKv::difficulty() const {
+  return difficulty_.empty() ? std::span<const float>(system_.profile.difficulty) : difficulty_;
+}
+
+bool SequenceKv::can_settle_residents() const {
+  return num_budget_heads_ > 0 && !pages_.empty() &&
+         std::count(resident_.begin(), resident_.end(), 0) > 0;
+}
+
+void SequenceKv::note_difficulty(int32_t layer, int32_t kv_head, double share, int64_t samples) {
+  // A profile weighs as much as a prompt's end does.
+  constexpr double kProfileSamples = 64;
+  const std::span<const float> profile = system_.profile.difficulty;
+  if (difficulty_.empty()) difficulty_.assign(resident_.size(), 0.0f);
+  const auto i = static_cast<size_t>(layer) * system_.shape.num_kv_heads + kv_head;
+  const auto n = static_cast<double>(samples);
+  difficulty_[i] = static_cast<float>(
+      profile.empty() ? share
+                      : (n * share + kProfileSamples * static_cast<double>(profile[i])) /
+                            (n + kProfileSamples));
+}
+
+std::vector<size_t> SequenceKv::settle_residents() {
+  std::vector<size_t> swapped;
+  if (difficulty_.empty()) return swapped;
+  const auto wanted =
+      choose_resident_heads(reserved_policy_, system_.shape, difficulty_, num_budget_heads_);
+  CLO_CHECK(wanted.has_value());  // it was when the sequence was made
+  std::vector<size_t> easy, hard;
+  for (size_t i = 0; i < resident_.size(); ++i) {
+    if (resident_[i] != 0 && (*wanted)[i] == 0) easy.push_back(i);
+    if (resident_[i] == 0 && (*wanted)[i] != 0) hard.push_back(i);
+  }
+  CLO_CHECK(easy.size() == hard.size(), easy.size(), hard.size());
+  const auto softer = [&](size_t a, size_t b) { return difficulty_[a] < difficulty_[b]; };
+  std::stable_sort(easy.begin(), easy.end(), softer);
+  std::stable_sort(hard.rbegin(), hard.rend(), softer);
+  // Of a set that is chosen again about this share is new (docs/measurements).
+  constexpr double kNewShare = 0.4;
+  const double rows_by_step =
+      kNewShare * static_cast<double>(set_size(reserved_policy_, num_tokens_));
+  const auto steps = static_cast<double>(capacity_tokens_ - num_tokens_);
+  for (size_t i = 0; i < easy.size(); ++i) {
+    const double misses = static_cast<double>(difficulty_[hard[i]] - difficulty_[easy[i]]) * steps;
+    if (misses * rows_by_step <= static_cast<double>(num_tokens_)) break;
+    swap_heads(easy[i], hard[i]);
+    swapped.insert(swapped.end(), {easy[i], hard[i]});
+  }
+  std::sort(swapped.begin(), swapped.end());
+  return swapped;
+}
+
+void SequenceKv::swap_heads(size_t easy, size_t hard) {
+  const KvShape& shape = system_.shape;
+  const auto kv_heads = static_cast<size_t>(shape.num_kv_heads);
+  // Where stored rows are compressed both heads have sink and ring, and from the store they would
+  // come back rounded: they change places as they are.
+  const HeadCacheView before[2] = {heads_[easy], heads_[hard]};
+  const int64_t sink_bytes = before[0].sink_tokens * shape.row_bytes();
+  const int64_t fixed_bytes = sink_bytes + before[0].ring_tokens * shape.row_bytes();
+  std::vector<std::byte> fixed[2];
+  if (shape.compressed()) {
+    for (int k = 0; k < 2; ++k) {
+      fixed[k].resize(static_cast<size_t>(fixed_bytes));
+      system_.transfer.fetch(std::vector<RowMove>{{before[k].sink, fixed[k].data()}}, sink_bytes);
+      system_.transfer.fetch(std::vector<RowMove>{{before[k].ring, fixed[k].data() + sink_bytes}},
+                             fixed_bytes - sink_bytes);
+    }
+  }
+  std::swap(blocks_[easy], blocks_[hard]);
+  std::swap(resident_[easy], resident_[hard]);
+  std::vector<RowMove> rows, runs, full;
+  for (const size_t i : {easy, hard}) {
+    heads_[i] = view_head_cache(shape, head_spec(resident_[i]), blocks_[i]);
+    clear_head(i);
+    const auto layer = static_cast<int32_t>(i / kv_heads), h = static_cast<int32_t>(i % kv_heads);
+    if (resident_[i] != 0) {
+      add_stored_rows(runs, rows, layer, h, num_tokens_);
+      counters(layer).rows_restored += num_tokens_;
+    } else if (!shape.compressed()) {
+      add_fixed_rows(full, layer, h, num_tokens_);
+      counters(layer).rows_restored += std::ssize(full);
+    }
+  }
+  system_.transfer.fetch(runs, kRun * shape.stored_row_bytes());
+  system_.transfer.fetch(rows, shape.stored_row_bytes());
+  if (shape.compressed()) {
+    for (int k = 0; k < 2; ++k) {
+      const HeadCacheView& head = heads_[k == 0 ? easy : hard];
+      system_.transfer.fetch(std::vector<RowMove>{{fixed[k].data(), head.sink}}, sink_bytes);
+      system_.transfer.fetch(std::vector<RowMove>{{fixed[k].data() + sink_bytes, head.ring}},
+                             fixed_bytes - sink_bytes);
+    }
+  } else {
+    bring_full_rows(full);
+  }
+  ++num_swapped_heads_;
 }
 
 int64_t SequenceKv::num_budget_heads() const {
@@ -300,11 +404,6 @@ void SequenceKv::add_fixed_rows(std::vector<RowMove>& moves, int32_t layer, int3
 void SequenceKv::restore_rows() {
   if (reused_tokens_ == 0) return;
   const KvShape& shape = system_.shape;
-  // A page holds the rows of a head under each other, and so does a resident head: several at once
-  // keep the list short.
-  constexpr int64_t kRun = 16;
-  static_assert(kPageTokens % kRun == 0);
-  const int64_t stored_bytes = shape.stored_row_bytes();
   std::vector<RowMove> moves, run_moves;
   for (int32_t layer = 0; layer < shape.num_layers; ++layer) {
     const SequenceLayerView view = layer_view(layer);
@@ -318,16 +417,26 @@ void SequenceKv::restore_rows() {
         }
       }
       if (!cache.is_resident()) continue;
-      for (int64_t t = 0; t < reused_tokens_; t += kRun) {
-        run_moves.push_back({view.host_rows[t / kPageTokens] +
-                                 (int64_t{h} * kPageTokens + t % kPageTokens) * stored_bytes,
-                             cache.resident + t * stored_bytes});
-      }
+      add_stored_rows(run_moves, moves, layer, h, reused_tokens_);
       counters(layer).rows_restored += reused_tokens_;
     }
   }
   bring_full_rows(moves);
-  system_.transfer.fetch(run_moves, kRun * stored_bytes);
+  system_.transfer.fetch(run_moves, kRun * shape.stored_row_bytes());
+}
+
+void SequenceKv::add_stored_rows(std::vector<RowMove>& runs, std::vector<RowMove>& rows,
+                                 int32_t layer, int32_t kv_head, int64_t num_tokens) {
+  const int64_t stored_bytes = system_.shape.stored_row_bytes();
+  const SequenceLayerView view = layer_view(layer);
+  for (int64_t t = 0; t < num_tokens;) {
+    const bool run = t % kRun == 0 && num_tokens - t >= kRun;
+    (run ? runs : rows)
+        .push_back({view.host_rows[t / kPageTokens] +
+                        (int64_t{kv_head} * kPageTokens + t % kPageTokens) * stored_bytes,
+                    view.heads[kv_head].resident + t * stored_bytes});
+    t += run ? kRun : 1;
+  }
 }
 
 SequenceKv::~SequenceKv() {

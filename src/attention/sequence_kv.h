@@ -95,6 +95,18 @@ class SequenceKv {
   void demote(int64_t count, int64_t written_tokens);
   int64_t num_demoted_heads() const { return num_demoted_heads_; }
 
+  // Whether which heads fill the budget is still open at the end of the prompt: its last queries
+  // say better than a profile, or than none, which heads are hard to reuse in this request.
+  bool can_settle_residents() const;
+  // share: of `samples` adjacent queries at the prompt's end, how many would have missed.
+  void note_difficulty(int32_t layer, int32_t kv_head, double share, int64_t samples);
+  // Budget heads that turned out easy change places with evictable ones that turned out hard, where
+  // the rows that saves in the steps to come are more than those that move. Returns those that did,
+  // layer * num_kv_heads + kv_head, ascending: they have no sets. After the last row of the prompt
+  // is written. Blocks: until rows have arrived.
+  std::vector<size_t> settle_residents();
+  int64_t num_swapped_heads() const { return num_swapped_heads_; }
+
   // Counts `count` new rows as written. Called once per step, after the last layer.
   void advance(int64_t count);
   // Makes full pages of `tokens` [num_tokens()] findable by later sequences. Not for a sequence
@@ -128,6 +140,12 @@ class SequenceKv {
   // The sink and ring rows that a head keeps of `num_tokens` tokens, from the store.
   void add_fixed_rows(std::vector<RowMove>& moves, int32_t layer, int32_t kv_head,
                       int64_t num_tokens);
+  // All stored rows of a resident head from the store, `num_tokens` of them.
+  void add_stored_rows(std::vector<RowMove>& runs, std::vector<RowMove>& rows, int32_t layer,
+                       int32_t kv_head, int64_t num_tokens);
+  // The hardness of heads as far as it is known; empty: unknown.
+  std::span<const float> difficulty() const;
+  void swap_heads(size_t easy, size_t hard);
   // From stored rows to full ones. Blocks: until they have arrived.
   void bring_full_rows(std::span<const RowMove> moves);
 
@@ -144,6 +162,7 @@ class SequenceKv {
   bool may_demote_ = false;
   int64_t num_budget_heads_ = 0;
   int64_t num_demoted_heads_ = 0;
+  int64_t num_swapped_heads_ = 0;
 
   std::vector<PageId> pages_;
   std::vector<PageKey> page_keys_;     // of pages that are published or were found
@@ -159,6 +178,7 @@ class SequenceKv {
   std::vector<float> last_queries_;        // [num_layers, num_q_heads, head_dim]
   std::vector<float> unit_importance_;     // [group_size] ones
   std::vector<KvCounters> counters_;       // [num_layers]
+  std::vector<float> difficulty_;          // [num_layers, num_kv_heads]; empty: not settled
   std::vector<HeadMemory> memories_;       // [num_layers, num_kv_heads]; empty until asked for
   std::optional<MassSampler> sampler_;
 };

@@ -42,6 +42,7 @@ void Engine::Impl::fill_report(Sequence& sequence) {
   r.host_kv_bytes = sequence.kv->host_kv_bytes();
   r.num_resident_heads = sequence.kv->num_resident_heads();
   r.num_demoted_heads = static_cast<int32_t>(sequence.kv->num_demoted_heads());
+  r.num_swapped_heads = static_cast<int32_t>(sequence.kv->num_swapped_heads());
   r.resident_by_profile = !system->profile.difficulty.empty();
   if (const MassSampler* sampler = sequence.kv->sampler()) {
     const MassEstimate e = sampler->dial().estimate();
@@ -97,7 +98,10 @@ std::string report_text(const Report& r) {
     if (r.num_resident_heads > 0) {
       resident = " (" + std::to_string(r.num_resident_heads) + " of " +
                  std::to_string(r.num_heads) + " heads resident, chosen " +
-                 (r.resident_by_profile ? "by profile)" : "in layer order: no profile)");
+                 (r.resident_by_profile ? "by profile" : "in layer order: no profile") +
+                 (r.num_swapped_heads == 0 ? ")"
+                                           : "; " + std::to_string(r.num_swapped_heads) +
+                                                 " of them by the prompt's last queries)");
     }
     line("hit rate", percent(r.hit_rate) + resident);
   }
@@ -175,6 +179,7 @@ std::string report_json(const Report& r) {
                          {"num_resident_heads", r.num_resident_heads},
                          {"num_demoted_heads", r.num_demoted_heads},
                          {"resident_by_profile", r.resident_by_profile},
+                         {"num_swapped_heads", r.num_swapped_heads},
                          {"total", counters_json(r.total)}};
   if (r.total.mass_samples > 0) {
     json["mass_kept"] = r.total.mean_mass_kept();

@@ -300,6 +300,93 @@ TEST(SequenceKv, ADemotedHeadHasTheRowsOfAStepLaunchedAhead) {
   }
 }
 
+// Heads that the prompt's end showed to be easy give their place to hard ones: rows are those of
+// the store, sinks and rings stay what they were, and what no saving pays for stays where it is.
+TEST(SequenceKv, HardHeadsTakeThePlacesOfEasyOnes) {
+  for (const RowFormat stored : {RowFormat::kFull, RowFormat::kInt8}) {
+    KvShape shape{1, 4, 4, 16, DType::kF32, 64};
+    shape.stored = stored;
+    for (const int64_t new_tokens : {4, 1000}) {
+      SCOPED_TRACE(testing::Message() << static_cast<int>(stored) << " " << new_tokens);
+      KvWorld world(shape, 10000000, 8);
+      constexpr int64_t kPrompt = 301;  // no multiple of the rows that move together
+      SequenceKv::Options options;
+      options.capacity_tokens = kPrompt + new_tokens;
+      options.policy.set_tokens = 20;
+      options.policy.sink = 2;
+      options.policy.recent = 4;
+      options.policy.max_label_age = 2;
+      options.num_budget_heads = 2;
+      const auto kv = SequenceKv::create(world.system, options).value();
+      ASSERT_TRUE(kv->is_resident(0, 0) && kv->is_resident(0, 1));
+      ASSERT_TRUE(kv->can_settle_residents());
+      const auto bytes = static_cast<size_t>(shape.stored_row_bytes());
+      for (int32_t h = 0; h < 4; ++h) {
+        for (int64_t t = 0; t < kPrompt; ++t) {
+          std::memset(kv->layer_view(0).host_rows[t / kPageTokens] +
+                          (h * kPageTokens + t % kPageTokens) * bytes,
+                      static_cast<int>(50 * h + t % 50 + 1), bytes);
+        }
+        const HeadCacheView& head = kv->head(0, h);
+        if (head.ring == nullptr) continue;
+        std::memset(head.sink, 200 + h, static_cast<size_t>(2 * shape.row_bytes()));
+        std::memset(head.ring, 210 + h, static_cast<size_t>(head.ring_tokens * shape.row_bytes()));
+      }
+      kv->advance(kPrompt);
+      const int64_t device_bytes = kv->device_kv_bytes();
+      // Head 1 is the easiest, head 2 the hardest; 0 and 3 are alike.
+      for (const auto& [h, share] : {std::pair{0, 0.5}, {1, 0.0}, {2, 1.0}, {3, 0.5}}) {
+        kv->note_difficulty(0, h, share, 64);
+      }
+      kv->settle_residents();
+      EXPECT_EQ(kv->device_kv_bytes(), device_bytes);
+      EXPECT_EQ(kv->num_resident_heads(), 2);
+      // Four steps cannot save the 301 rows that would move.
+      EXPECT_EQ(kv->num_swapped_heads(), new_tokens == 4 ? 0 : 1);
+      EXPECT_EQ(kv->is_resident(0, 2), new_tokens != 4);
+      if (new_tokens == 4) continue;
+      EXPECT_FALSE(kv->is_resident(0, 1));
+      const HeadCacheView &hard = kv->head(0, 2), &easy = kv->head(0, 1);
+      for (int64_t t = 0; t < kPrompt; ++t) {
+        ASSERT_EQ(hard.resident[t * bytes], static_cast<std::byte>(100 + t % 50 + 1)) << t;
+      }
+      EXPECT_EQ(hard.state->has_label, 0);
+      EXPECT_EQ(easy.state->has_label, 0);
+      EXPECT_EQ(easy.slot_token[0], -1);
+      const int64_t row = shape.row_bytes();
+      for (int64_t t = kPrompt - easy.ring_tokens; t < kPrompt; ++t) {
+        const auto found = easy.ring[t % easy.ring_tokens * row];
+        EXPECT_EQ(found, stored == RowFormat::kFull ? static_cast<std::byte>(50 + t % 50 + 1)
+                                                    : std::byte{211});
+      }
+      if (stored != RowFormat::kFull) {
+        EXPECT_EQ(hard.sink[0], std::byte{202});
+        EXPECT_EQ(hard.ring[0], std::byte{212});
+        EXPECT_EQ(easy.sink[0], std::byte{201});
+      }
+    }
+  }
+}
+
+TEST(SequenceKv, AProfileWeighsAsMuchAsThePromptsEnd) {
+  const KvShape shape{1, 2, 2, 16, DType::kF32, 64};
+  KvWorld world(shape, 10000000, 8);
+  world.system.profile.difficulty = {1.0f, 0.0f};
+  SequenceKv::Options options;
+  options.capacity_tokens = 2000;
+  options.policy.set_tokens = 20;
+  options.num_budget_heads = 1;
+  const auto kv = SequenceKv::create(world.system, options).value();
+  ASSERT_TRUE(kv->is_resident(0, 0));
+  kv->advance(300);
+  // 0.2 and 1 of the prompt with 1 and 0 of the profile: 0.6 and 0.5.
+  kv->note_difficulty(0, 0, 0.2, 64);
+  kv->note_difficulty(0, 1, 1.0, 64);
+  kv->settle_residents();
+  EXPECT_TRUE(kv->is_resident(0, 0));
+  EXPECT_EQ(kv->num_swapped_heads(), 0);
+}
+
 TEST(SequenceKv, AListedHeadThatDoesNotExistIsRefused) {
   KvWorld world({1, 1, 1, 16, DType::kF32, 64}, 10000000, 3);
   SequenceKv::Options options;

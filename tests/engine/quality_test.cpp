@@ -126,5 +126,43 @@ TEST(HitTests, RefuseByTheirLimit) {
   }
 }
 
+// Heads change places at the prompt's end, and no answer changes.
+TEST(Start, WhereHeadsLieDoesNotMatter) {
+  for (const KvType kv_type : {KvType::kAuto, KvType::kInt8}) {
+    EngineOptions options = tiny_options("llama31");
+    options.keep_prefixes = false;
+    options.kv_type = kv_type;
+    PolicyOptions policy = *preset("default");
+    policy.threshold = 0.3;  // some heads hit, some do not
+    policy.set_tokens = 300;
+    const auto prompt = [&](const Engine& engine) {
+      return random_ids(kPrompt, engine.vocab_size(), 7);
+    };
+    std::vector<int32_t> evicted;
+    {
+      const auto engine = load_engine(options);
+      ASSERT_NE(engine, nullptr);
+      const int64_t idle = engine->memory().device_used_bytes;
+      PolicyOptions none = policy;
+      none.persistent = PolicyOptions::Persistent::kPerLayer;
+      const Response response = answer_of(*engine, ids_request(prompt(*engine), kNew, none));
+      evicted = response.tokens;
+      options.device_memory_bytes = idle + response.report.device_kv_bytes * 3;
+    }
+    int64_t swapped = 0;
+    // Fewer and fewer heads fit.
+    for (int step = 0; step < 6; ++step) {
+      const auto engine = load_engine(options);
+      ASSERT_NE(engine, nullptr);
+      const Response response = answer_of(*engine, ids_request(prompt(*engine), kNew, policy));
+      EXPECT_EQ(response.tokens, evicted);
+      EXPECT_LE(response.report.num_swapped_heads, response.report.num_resident_heads);
+      swapped += response.report.num_swapped_heads;
+      options.device_memory_bytes = options.device_memory_bytes * 19 / 20;
+    }
+    EXPECT_GT(swapped, 0);
+  }
+}
+
 }  // namespace
 }  // namespace clo
