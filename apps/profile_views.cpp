@@ -121,10 +121,13 @@ Status PlanFlags::print(const Profile& profile, const KvShape& shape, const Poli
   }
   CLO_ASSIGN(const ResidencePlan plan, plan_residence(profile, request));
 
+  const bool no_importance = profile.heads.importance.empty();
   std::printf("\n%6s %9s %8s %9s %9s %8s\n", "eta", "exponent", "hits", "set loss", "weighted",
               "fetched");
   for (size_t i = 0; i < plan.points.size(); ++i) {
     const ReusePoint& p = plan.points[i];
+    // Without importance every exponent means the same, and the first is the one that is chosen.
+    if (no_importance && p.exponent != kTriedExponents[0]) continue;
     std::printf("%6.2f %9.2f %7.1f%% %8.1f%% %8.1f%% %7.1f%%%s\n", p.eta, p.exponent,
                 100 * p.hit_rate, 100 * p.set_loss, 100 * p.weighted_loss, 100 * p.fetched,
                 i == plan.chosen ? "  <" : "");
@@ -134,10 +137,13 @@ Status PlanFlags::print(const Profile& profile, const KvShape& shape, const Poli
     std::printf("  %-24s%s\n", name, value.c_str());
   };
   char text[96];
-  std::snprintf(text, sizeof text, "--eta %g --importance-exponent %g%s", chosen.eta,
-                chosen.exponent, plan.within_loss ? "" : " (none is within --loss: the least)");
+  std::snprintf(text, sizeof text, "--eta %g", chosen.eta);
+  std::string threshold = text;
+  std::snprintf(text, sizeof text, " --importance-exponent %g", chosen.exponent);
+  if (!no_importance) threshold += text;
+  if (!plan.within_loss) threshold += " (none is within --loss: the least)";
   std::printf("\n");
-  line("threshold", text);
+  line("threshold", threshold);
   line("context", std::to_string(context_tokens) + " tokens, one sequence");
   line("device memory", format_bytes(plan.device_bytes) + " of " +
                             format_bytes(request.budget_bytes) + " (" +

@@ -41,9 +41,7 @@ void make_room(Profile& profile, const KvShape& shape, const MeasureOptions& opt
                                       options.training->bits);
   }
   for (const ProfileField& field : statistics_fields(profile.statistics, shape)) {
-    const std::string_view name = field.name;
-    const bool of_hash = name.starts_with("recall_") || name.starts_with("weight_");
-    if (of_hash && !options.training) continue;
+    if (is_of_hash(field) && !options.training) continue;
     const int64_t count =
         std::accumulate(field.shape.begin(), field.shape.end(), int64_t{1}, std::multiplies<>());
     field.values->resize(static_cast<size_t>(count));

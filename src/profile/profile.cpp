@@ -1,6 +1,13 @@
 #include "profile/profile.h"
 
+#include <string_view>
+
 namespace clo {
+
+bool is_of_hash(const ProfileField& field) {
+  const std::string_view name = field.name;
+  return name.starts_with("recall_") || name.starts_with("weight_");
+}
 
 std::vector<ProfileField> statistics_fields(HeadStatistics& s, const KvShape& shape) {
   const int64_t layers = shape.num_layers, queries = shape.num_q_heads, heads = shape.num_kv_heads;

@@ -53,6 +53,8 @@ struct ProfileField {
   std::vector<float>* values;
   Shape shape;
 };
+// Whether it is there only where hashes were trained.
+bool is_of_hash(const ProfileField& field);
 std::vector<ProfileField> statistics_fields(HeadStatistics& statistics, const KvShape& shape);
 
 }  // namespace clo

@@ -43,6 +43,31 @@ Status check_shares(const char* name, std::span<const float> values, const std::
   return Ok{};
 }
 
+// Statistics are there together or not at all, and so are the figures of hashes: whoever shows them
+// looks at one to know of all.
+Status check_complete(const Profile& profile, std::span<const ProfileField> fields,
+                      const std::string& where) {
+  const auto missing = [&](const char* name) {
+    return Error{ErrorCode::kBadFile,
+                 "tensor " + std::string(name) +
+                     " is missing, but others of the statistics are there: make the profile again "
+                     "with clo profile",
+                 where};
+  };
+  bool any = false, any_of_hash = false;
+  for (const ProfileField& field : fields) {
+    if (field.values->empty()) continue;
+    any = true;
+    any_of_hash = any_of_hash || is_of_hash(field);
+  }
+  for (const ProfileField& field : fields) {
+    const bool expected = is_of_hash(field) ? any_of_hash : any;
+    if (expected && field.values->empty()) return missing(field.name);
+  }
+  if (any && profile.heads.difficulty.empty()) return missing("difficulty");
+  return Ok{};
+}
+
 }  // namespace
 
 std::string model_fingerprint(const ModelConfig& c) {
@@ -108,11 +133,13 @@ Result<Profile> load_whole_profile(const std::filesystem::path& path, const Mode
   shape.num_layers = static_cast<int32_t>(c.num_layers);
   shape.num_q_heads = static_cast<int32_t>(c.num_q_heads);
   shape.num_kv_heads = static_cast<int32_t>(c.num_kv_heads);
-  for (const ProfileField& field : statistics_fields(profile.statistics, shape)) {
+  const std::vector<ProfileField> fields = statistics_fields(profile.statistics, shape);
+  for (const ProfileField& field : fields) {
     CLO_ASSIGN(*field.values, read_tensor(file, field.name, field.shape, where));
     const std::string name = field.name;
     if (name.starts_with("trial_")) CLO_TRY(check_shares(field.name, *field.values, where));
   }
+  CLO_TRY(check_complete(profile, fields, where));
   return profile;
 }
 

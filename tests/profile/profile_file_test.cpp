@@ -118,6 +118,24 @@ TEST_F(ProfileFile, LeavesOutWhatWasNotMeasured) {
   EXPECT_TRUE(loaded->importance.empty());
 }
 
+TEST_F(ProfileFile, RefusesStatisticsWithHoles) {
+  for (const bool of_hash : {false, true}) {
+    Profile profile = full_profile();
+    (of_hash ? profile.statistics.weight_trained : profile.statistics.entropy).clear();
+    write(profile_bytes(profile, small_config()));
+    const auto loaded = load_whole_profile(path_, small_config());
+    ASSERT_FALSE(loaded);
+    EXPECT_NE(loaded.error().message.find(of_hash ? "weight_trained" : "entropy"),
+              std::string::npos);
+  }
+  Profile profile = full_profile();  // without hashes none of their figures is there
+  for (const ProfileField& field : statistics_fields(profile.statistics, small_shape())) {
+    if (is_of_hash(field)) field.values->clear();
+  }
+  write(profile_bytes(profile, small_config()));
+  EXPECT_TRUE(load_whole_profile(path_, small_config()));
+}
+
 TEST(Writer, RoundsToTheTypeAndTilesTheFile) {
   const std::vector<float> a = {1, 2.0078125f, -3}, b = {0.5f};
   const NewTensor tensors[] = {{"a", {3}, a, DType::kBF16}, {"b", {1, 1}, b, DType::kF32}};
