@@ -100,6 +100,16 @@ class Profile(Case):
         covering = self.succeeds(*ask, "--kv-ratio", "1", "--persistent-heads", "0", "--profile", path)
         self.assertEqual(covering.out, dense.out)
 
+    def test_the_profile_that_ships_is_of_the_model_that_ships(self):
+        shipped = os.path.join(self.recall, "recall-7m.profile")
+        shown = self.succeeds("inspect", "-m", self.recall, "--profile", shipped)
+        self.assertIn("hash weights", shown.out)
+        self.assertNotIn("importance-exponent", re.search(r"threshold .*", shown.out).group(0))
+        for command in (["run", "-p", "hello", "--max-new-tokens", "2"],
+                        ["eval", "recall", "--context", "1024", "--items", "1"],
+                        ["bench", "decode", "--context", "1024", "--tokens", "2", "--repeats", "1"]):
+            self.succeeds(*command, "-m", self.recall, "--profile", shipped)
+
     def test_without_training_or_importance(self):
         path = self.profile("--recipe", "none", "--importance", "none", "--bits", "64")
         header, _ = read_tensors(path)
