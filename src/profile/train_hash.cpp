@@ -94,11 +94,11 @@ class Adam {
 // One step's matrices: bits x keys and the like, all kept between steps.
 class Trainer {
  public:
-  Trainer(const HeadShape& shape, int32_t bits)
-      : group_(shape.group_size), dim_(shape.head_dim), bits_(bits) {}
+  Trainer(const HeadShape& shape, int32_t num_bits)
+      : group(shape.group_size), dim(shape.head_dim), bits(num_bits) {}
 
-  int64_t group_, dim_, bits_;
-  int64_t keys_ = 0;
+  int64_t group, dim, bits;
+  int64_t num_keys = 0;
   std::vector<float> key_columns;  // [dim, keys]
   std::vector<float> key_rows;     // [keys, dim]
   std::vector<float> query_rows;   // [group * kQueries, dim]
@@ -121,94 +121,94 @@ class Trainer {
 };
 
 void Trainer::load(const HeadSample& sample, const Prepared& made, Random& random) {
-  keys_ = std::min(kMostKeys, made.count / 16 * 16);
-  const int64_t first = random.below(made.count - keys_ + 1);
-  key_rows.assign(made.keys.begin() + first * dim_, made.keys.begin() + (first + keys_) * dim_);
-  key_columns.resize(static_cast<size_t>(dim_ * keys_));
-  for (int64_t d = 0; d < dim_; ++d) {
-    std::copy_n(made.columns.data() + d * made.count + first, keys_,
-                key_columns.data() + d * keys_);
+  num_keys = std::min(kMostKeys, made.count / 16 * 16);
+  const int64_t first = random.below(made.count - num_keys + 1);
+  key_rows.assign(made.keys.begin() + first * dim, made.keys.begin() + (first + num_keys) * dim);
+  key_columns.resize(static_cast<size_t>(dim * num_keys));
+  for (int64_t d = 0; d < dim; ++d) {
+    std::copy_n(made.columns.data() + d * made.count + first, num_keys,
+                key_columns.data() + d * num_keys);
   }
-  query_rows.resize(static_cast<size_t>(group_ * kQueries * dim_));
-  label.resize(static_cast<size_t>(kQueries * keys_));
+  query_rows.resize(static_cast<size_t>(group * kQueries * dim));
+  label.resize(static_cast<size_t>(kQueries * num_keys));
   for (int64_t q = 0; q < kQueries; ++q) {
     const int64_t step = sample.first_step + random.below(sample.end_step - sample.first_step);
-    for (int64_t g = 0; g < group_; ++g) {
-      std::copy_n(made.queries.data() + (g * sample.window.num_steps + step) * dim_, dim_,
-                  query_rows.data() + (g * kQueries + q) * dim_);
+    for (int64_t g = 0; g < group; ++g) {
+      std::copy_n(made.queries.data() + (g * sample.window.num_steps + step) * dim, dim,
+                  query_rows.data() + (g * kQueries + q) * dim);
     }
     const std::span<const uint64_t> set = sample.attention->set(step);
-    for (int64_t i = 0; i < keys_; ++i) {
+    for (int64_t i = 0; i < num_keys; ++i) {
       const int32_t token = made.tokens[first + i];
-      label[q * keys_ + i] = static_cast<float>((set[token / 64] >> (token % 64)) & 1u);
+      label[q * num_keys + i] = static_cast<float>((set[token / 64] >> (token % 64)) & 1u);
     }
   }
 }
 
 void Trainer::forward(const std::vector<float>& weights) {
-  const int64_t rows = group_ * kQueries;
-  key_codes.resize(static_cast<size_t>(bits_ * keys_));
-  multiply(weights.data(), key_columns.data(), key_codes.data(), bits_, dim_, keys_);
+  const int64_t rows = group * kQueries;
+  key_codes.resize(static_cast<size_t>(bits * num_keys));
+  multiply(weights.data(), key_columns.data(), key_codes.data(), bits, dim, num_keys);
   relax(key_codes, 1);
-  query_columns_.resize(static_cast<size_t>(dim_ * rows));
-  transpose(query_rows.data(), rows, dim_, query_columns_.data(), rows);
-  query_codes.resize(static_cast<size_t>(bits_ * rows));
-  multiply(weights.data(), query_columns_.data(), query_codes.data(), bits_, dim_, rows);
+  query_columns_.resize(static_cast<size_t>(dim * rows));
+  transpose(query_rows.data(), rows, dim, query_columns_.data(), rows);
+  query_codes.resize(static_cast<size_t>(bits * rows));
+  multiply(weights.data(), query_columns_.data(), query_codes.data(), bits, dim, rows);
   relax(query_codes, 1);
-  votes.assign(static_cast<size_t>(kQueries * bits_), 0.0f);
-  for (int64_t b = 0; b < bits_; ++b) {
+  votes.assign(static_cast<size_t>(kQueries * bits), 0.0f);
+  for (int64_t b = 0; b < bits; ++b) {
     for (int64_t r = 0; r < rows; ++r)
-      votes[(r % kQueries) * bits_ + b] += query_codes[b * rows + r];
+      votes[(r % kQueries) * bits + b] += query_codes[b * rows + r];
   }
-  scores.resize(static_cast<size_t>(kQueries * keys_));
-  multiply(votes.data(), key_codes.data(), scores.data(), kQueries, bits_, keys_);
+  scores.resize(static_cast<size_t>(kQueries * num_keys));
+  multiply(votes.data(), key_codes.data(), scores.data(), kQueries, bits, num_keys);
 }
 
 // From the slope of the loss at each score, which stands in `scores`, to that at each weight.
 void Trainer::backward() {
-  const int64_t rows = group_ * kQueries;
+  const int64_t rows = group * kQueries;
   votes_columns_.resize(votes.size());
-  transpose(votes.data(), kQueries, bits_, votes_columns_.data(), kQueries);
+  transpose(votes.data(), kQueries, bits, votes_columns_.data(), kQueries);
   from_keys_.resize(key_codes.size());
-  multiply(votes_columns_.data(), scores.data(), from_keys_.data(), bits_, kQueries, keys_);
+  multiply(votes_columns_.data(), scores.data(), from_keys_.data(), bits, kQueries, num_keys);
   for (size_t i = 0; i < from_keys_.size(); ++i) from_keys_[i] *= slope(key_codes[i]);
-  gradient.resize(static_cast<size_t>(bits_ * dim_));
-  multiply(from_keys_.data(), key_rows.data(), gradient.data(), bits_, keys_, dim_);
+  gradient.resize(static_cast<size_t>(bits * dim));
+  multiply(from_keys_.data(), key_rows.data(), gradient.data(), bits, num_keys, dim);
 
   score_rows_.resize(scores.size());
-  transpose(scores.data(), kQueries, keys_, score_rows_.data(), kQueries);
-  part_.resize(static_cast<size_t>(bits_ * kQueries));
-  multiply(key_codes.data(), score_rows_.data(), part_.data(), bits_, keys_, kQueries);
+  transpose(scores.data(), kQueries, num_keys, score_rows_.data(), kQueries);
+  part_.resize(static_cast<size_t>(bits * kQueries));
+  multiply(key_codes.data(), score_rows_.data(), part_.data(), bits, num_keys, kQueries);
   from_queries_.resize(query_codes.size());
-  for (int64_t b = 0; b < bits_; ++b) {
+  for (int64_t b = 0; b < bits; ++b) {
     for (int64_t r = 0; r < rows; ++r) {
       from_queries_[b * rows + r] =
           part_[b * kQueries + r % kQueries] * slope(query_codes[b * rows + r]);
     }
   }
-  part_.resize(static_cast<size_t>(bits_ * dim_));
-  multiply(from_queries_.data(), query_rows.data(), part_.data(), bits_, rows, dim_);
+  part_.resize(static_cast<size_t>(bits * dim));
+  multiply(from_queries_.data(), query_rows.data(), part_.data(), bits, rows, dim);
   for (size_t i = 0; i < gradient.size(); ++i) gradient[i] += part_[i];
 }
 
 // Replaces each query's scores by the slope of its loss. The boundary lies at the score of rank
 // (keys that are in the exact set); a key on the wrong side of it costs by how far.
 void boundary_loss(Trainer& t, std::vector<float>& sorted) {
-  const float unit = 1 / static_cast<float>(t.bits_ * t.group_);
+  const float unit = 1 / static_cast<float>(t.bits * t.group);
   for (int64_t q = 0; q < kQueries; ++q) {
-    float* s = t.scores.data() + q * t.keys_;
-    const float* label = t.label.data() + q * t.keys_;
+    float* s = t.scores.data() + q * t.num_keys;
+    const float* label = t.label.data() + q * t.num_keys;
     int64_t wanted = 0;
-    for (int64_t i = 0; i < t.keys_; ++i) wanted += label[i] > 0;
-    if (wanted == 0 || wanted == t.keys_) {
-      std::fill_n(s, t.keys_, 0.0f);
+    for (int64_t i = 0; i < t.num_keys; ++i) wanted += label[i] > 0;
+    if (wanted == 0 || wanted == t.num_keys) {
+      std::fill_n(s, t.num_keys, 0.0f);
       continue;
     }
-    sorted.assign(s, s + t.keys_);
+    sorted.assign(s, s + t.num_keys);
     std::nth_element(sorted.begin(), sorted.begin() + wanted, sorted.end(), std::greater<>());
     const float boundary = sorted[wanted];
     float wanted_pull = 0, other_pull = 0;
-    for (int64_t i = 0; i < t.keys_; ++i) {
+    for (int64_t i = 0; i < t.num_keys; ++i) {
       // The slope of log(1 + exp(-z)), with z > 0 on the right side.
       const float side = label[i] > 0 ? 1.0f : -1.0f;
       const float z = side * kSharpness * unit * (s[i] - boundary);
@@ -220,7 +220,7 @@ void boundary_loss(Trainer& t, std::vector<float>& sorted) {
     // equally.
     const float of_wanted = 1 / static_cast<float>(wanted);
     const float of_others = of_wanted * wanted_pull / std::max(other_pull, 1e-20f);
-    for (int64_t i = 0; i < t.keys_; ++i) s[i] *= label[i] > 0 ? of_wanted : of_others;
+    for (int64_t i = 0; i < t.num_keys; ++i) s[i] *= label[i] > 0 ? of_wanted : of_others;
   }
 }
 
