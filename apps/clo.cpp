@@ -73,6 +73,7 @@ int main(int argc, char** argv) {
   add("run", "Answer a prompt, questions about a document, or chat", clo::app::add_run);
   add("inspect", "Show a model: architecture, RoPE, tokenizer, and the memory plan",
       clo::app::add_inspect);
+  add("profile", "Measure a model's heads on a text and train its hashes", clo::app::add_profile);
   add("eval", "Measure what a policy costs in answers", clo::app::add_eval);
   add("bench", "Measure speed", clo::app::add_bench);
   try {

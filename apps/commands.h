@@ -13,6 +13,7 @@ using Command = std::function<Result<int>()>;
 Command add_demo(CLI::App& app);
 Command add_run(CLI::App& app);
 Command add_inspect(CLI::App& app);
+Command add_profile(CLI::App& app);
 Command add_eval(CLI::App& app);
 Command add_bench(CLI::App& app);
 

@@ -22,6 +22,7 @@
 #include "io/tensor_files.h"
 #include "model/weights.h"
 #include "profile/profile_file.h"
+#include "profile_views.h"
 #include "reference/cpu_ops.h"
 #include "terminal.h"
 #include "text/chat_template.h"
@@ -35,9 +36,11 @@ namespace {
 struct InspectFlags {
   EngineFlags engine;
   PolicyFlags policy;
+  PlanFlags plan;
   int32_t batch = 1;
   bool keep_prefixes = false;
-  std::string token_ids;
+  std::string token_ids, plot;
+  bool heads = false;
 };
 
 void line(const char* name, const std::string& value) {
@@ -161,10 +164,15 @@ Result<int> inspect(const InspectFlags& flags) {
         cuda->overhead_bytes() + CudaBackend::mapping_bytes(sketch_memory(input).host_bytes);
   }
   CLO_TRY(check_policy(options.policy, input.shape, options.backend));
-  std::optional<HeadProfile> profile;
+  std::optional<Profile> profile;
   if (!options.profile.empty()) {
-    CLO_ASSIGN(profile, load_profile(options.profile, config, options.code_bits));
+    CLO_ASSIGN(const HeadProfile used, load_profile(options.profile, config, options.code_bits));
+    CLO_ASSIGN(profile, load_whole_profile(options.profile, config));
+  } else if (flags.heads || !flags.plot.empty() || flags.plan.budget) {
+    return Error{ErrorCode::kBadFlag, "need --profile, whose figures they show",
+                 "--heads, --plot and --budget"};
   }
+  if (!flags.plot.empty()) CLO_TRY(check_writable(flags.plot + "-difficulty.svg"));
 
   std::cout << bold(dir.string()) << '\n' << std::flush;
   line("architecture", config.architecture + ", " + std::to_string(config.num_layers) +
@@ -186,7 +194,7 @@ Result<int> inspect(const InspectFlags& flags) {
   line("chat template", chat_template ? "yes" : "none: prompts are taken as they are");
   line("end of sequence", ids_text(generation.eos_ids));
   line("profile id", model_fingerprint(config));
-  if (profile) line("profile", describe_profile(options.profile, *profile));
+  if (profile) line("profile", describe_profile(options.profile, profile->heads));
   print_devices(options, choice);
 
   std::string rows(kv_type_name(input.shape));
@@ -213,6 +221,12 @@ Result<int> inspect(const InspectFlags& flags) {
                  "memory plan"};
   }
   CLO_TRY(plan_memory(input));
+  if (!profile) return 0;
+  print_statistics(*profile, shape, flags.heads);
+  if (!flags.plot.empty()) CLO_TRY(write_heat_maps(*profile, shape, flags.plot));
+  if (profile->statistics.measured() && options.policy.select != Select::kNone) {
+    CLO_TRY(flags.plan.print(*profile, shape, options.policy, input.context_tokens));
+  }
   return 0;
 }
 
@@ -228,6 +242,12 @@ Command add_inspect(CLI::App& app) {
   add_value(app, "--token-ids", flags->token_ids,
             "Print the token ids of a text file instead, one a line, as run --raw takes it")
       ->type_name("FILE");
+  app.add_flag("--heads", flags->heads,
+               "Figures of the profile for every KV head, not every layer");
+  add_value(app, "--plot", flags->plot,
+            "Heat maps of the profile as PREFIX-FIGURE.svg and .png, layer by head")
+      ->type_name("PREFIX");
+  flags->plan.add_to(app);
   flags->policy.add_to(app);
   app.footer(
       "Nothing is loaded or allocated, but a GPU is opened to see what that takes. Exit status 4 "

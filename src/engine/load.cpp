@@ -59,6 +59,11 @@ Status Engine::Impl::build(const ModelFiles& model) {
 
   CLO_ASSIGN(const BackendChoice choice, choose_backend(config, options));
   options.backend = choice.backend;
+  if (options.observer != nullptr && options.backend != Backend::kCpu) {
+    return Error{ErrorCode::kUnsupported,
+                 "queries and keys are observed on the CPU backend only; use --backend cpu",
+                 "--backend"};
+  }
   shape = kv_shape(config, options);
   backend_note = choice.note;
   CLO_TRY(check_policy(options.policy, shape, options.backend));
@@ -168,6 +173,7 @@ Status Engine::Impl::make_kv_system() {
       shape, ops.get(), transfer, *device, store.get(), codes.get(), {}, {}, {}, false, false});
   system->guard_host_rows = options.guard_host_rows;
   system->codes_pass_device = cuda != nullptr;
+  system->observer = options.observer;
   if (!options.profile.empty()) {
     CLO_ASSIGN(system->profile, load_profile(options.profile, config, shape.code_bits));
   }

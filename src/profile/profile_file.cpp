@@ -4,12 +4,14 @@
 
 #include "base/try.h"
 #include "io/safetensors.h"
+#include "io/safetensors_writer.h"
 
 namespace clo {
 
 namespace {
 
-constexpr const char* kFormat = "clo-profile-1";
+constexpr const char* kFirstFormat = "clo-profile-1";
+constexpr const char* kFormat = "clo-profile-2";
 
 Result<std::vector<float>> read_tensor(const SafetensorsFile& file, const std::string& name,
                                        const Shape& shape, const std::string& where) {
@@ -31,6 +33,41 @@ Result<std::vector<float>> read_tensor(const SafetensorsFile& file, const std::s
   return values;
 }
 
+Status check_shares(const char* name, std::span<const float> values, const std::string& where) {
+  for (const float s : values) {
+    if (s < 0 || s > 1) {
+      return Error{ErrorCode::kBadFile,
+                   std::string(name) + " must lie in [0, 1], found " + std::to_string(s), where};
+    }
+  }
+  return Ok{};
+}
+
+// Statistics are there together or not at all, and so are the figures of hashes: whoever shows them
+// looks at one to know of all.
+Status check_complete(const Profile& profile, std::span<const ProfileField> fields,
+                      const std::string& where) {
+  const auto missing = [&](const char* name) {
+    return Error{ErrorCode::kBadFile,
+                 "tensor " + std::string(name) +
+                     " is missing, but others of the statistics are there: make the profile again "
+                     "with clo profile",
+                 where};
+  };
+  bool any = false, any_of_hash = false;
+  for (const ProfileField& field : fields) {
+    if (field.values->empty()) continue;
+    any = true;
+    any_of_hash = any_of_hash || is_of_hash(field);
+  }
+  for (const ProfileField& field : fields) {
+    const bool expected = is_of_hash(field) ? any_of_hash : any;
+    if (expected && field.values->empty()) return missing(field.name);
+  }
+  if (any && profile.heads.difficulty.empty()) return missing("difficulty");
+  return Ok{};
+}
+
 }  // namespace
 
 std::string model_fingerprint(const ModelConfig& c) {
@@ -44,16 +81,30 @@ std::string model_fingerprint(const ModelConfig& c) {
 
 Result<HeadProfile> load_profile(const std::filesystem::path& path, const ModelConfig& c,
                                  int32_t code_bits) {
+  CLO_ASSIGN(Profile profile, load_whole_profile(path, c));
+  if (profile.code_bits != 0 && profile.code_bits != code_bits) {
+    const std::string bits = std::to_string(profile.code_bits);
+    return Error{ErrorCode::kBadFile,
+                 "expected hash weights of " + std::to_string(code_bits) +
+                     " bits, as --bits says, found " + bits + " bits: use --bits " + bits +
+                     ", or a profile made with --bits " + std::to_string(code_bits),
+                 path.string()};
+  }
+  return std::move(profile.heads);
+}
+
+Result<Profile> load_whole_profile(const std::filesystem::path& path, const ModelConfig& c) {
   CLO_ASSIGN(const SafetensorsFile file, SafetensorsFile::open(path));
   const std::string where = path.string();
   const auto entry = [&](const char* key) {
     const auto found = file.metadata().find(key);
     return found == file.metadata().end() ? std::string() : found->second;
   };
-  if (entry("format") != kFormat) {
+  if (entry("format") != kFirstFormat && entry("format") != kFormat) {
     return Error{ErrorCode::kBadFile,
-                 std::string("expected a profile of format \"") + kFormat + "\", found \"" +
-                     entry("format") + "\"",
+                 std::string("expected a profile of format \"") + kFormat + "\" or \"" +
+                     kFirstFormat + "\", found \"" + entry("format") +
+                     "\": make it again with clo profile",
                  where};
   }
   if (entry("model") != model_fingerprint(c)) {
@@ -62,21 +113,58 @@ Result<HeadProfile> load_profile(const std::filesystem::path& path, const ModelC
                      model_fingerprint(c) + "\"",
                  where};
   }
-  HeadProfile profile;
-  CLO_ASSIGN(profile.importance,
+  Profile profile;
+  profile.facts = file.metadata();
+  CLO_ASSIGN(profile.heads.importance,
              read_tensor(file, "importance", {c.num_layers, c.num_q_heads}, where));
-  CLO_ASSIGN(profile.difficulty,
+  CLO_ASSIGN(profile.heads.difficulty,
              read_tensor(file, "difficulty", {c.num_layers, c.num_kv_heads}, where));
-  CLO_ASSIGN(profile.hash_weights,
-             read_tensor(file, "hash_weights",
-                         {c.num_layers, c.num_kv_heads, c.head_dim, code_bits}, where));
-  for (const float s : profile.importance) {
-    if (s < 0 || s > 1) {
-      return Error{ErrorCode::kBadFile, "importance must lie in [0, 1], found " + std::to_string(s),
-                   where};
-    }
+  const auto hash = file.tensors().find("hash_weights");
+  if (hash != file.tensors().end()) {
+    const int64_t bits = hash->second.shape.empty() ? 0 : hash->second.shape.back();
+    const bool known = bits > 0 && bits <= 512 && bits % 64 == 0;
+    if (known) profile.code_bits = static_cast<int32_t>(bits);
+    CLO_ASSIGN(profile.heads.hash_weights,
+               read_tensor(file, "hash_weights",
+                           {c.num_layers, c.num_kv_heads, c.head_dim, known ? bits : 128}, where));
   }
+  CLO_TRY(check_shares("importance", profile.heads.importance, where));
+  KvShape shape;
+  shape.num_layers = static_cast<int32_t>(c.num_layers);
+  shape.num_q_heads = static_cast<int32_t>(c.num_q_heads);
+  shape.num_kv_heads = static_cast<int32_t>(c.num_kv_heads);
+  const std::vector<ProfileField> fields = statistics_fields(profile.statistics, shape);
+  for (const ProfileField& field : fields) {
+    CLO_ASSIGN(*field.values, read_tensor(file, field.name, field.shape, where));
+    const std::string name = field.name;
+    if (name.starts_with("trial_")) CLO_TRY(check_shares(field.name, *field.values, where));
+  }
+  CLO_TRY(check_complete(profile, fields, where));
   return profile;
+}
+
+std::string profile_bytes(const Profile& profile, const ModelConfig& c) {
+  std::vector<NewTensor> tensors;
+  const auto add = [&](const char* name, const std::vector<float>& values, Shape shape,
+                       DType type) {
+    if (!values.empty()) tensors.push_back({name, std::move(shape), values, type});
+  };
+  add("importance", profile.heads.importance, {c.num_layers, c.num_q_heads}, DType::kF32);
+  add("difficulty", profile.heads.difficulty, {c.num_layers, c.num_kv_heads}, DType::kF32);
+  HeadStatistics statistics = profile.statistics;
+  KvShape shape;
+  shape.num_layers = static_cast<int32_t>(c.num_layers);
+  shape.num_q_heads = static_cast<int32_t>(c.num_q_heads);
+  shape.num_kv_heads = static_cast<int32_t>(c.num_kv_heads);
+  for (const ProfileField& field : statistics_fields(statistics, shape)) {
+    add(field.name, *field.values, field.shape, DType::kF32);
+  }
+  add("hash_weights", profile.heads.hash_weights,
+      {c.num_layers, c.num_kv_heads, c.head_dim, profile.code_bits}, DType::kBF16);
+  std::map<std::string, std::string> metadata = profile.facts;
+  metadata["format"] = kFormat;
+  metadata["model"] = model_fingerprint(c);
+  return safetensors_bytes(tensors, metadata);
 }
 
 }  // namespace clo

@@ -1,25 +1,33 @@
 #pragma once
-// Reads a profile: what was measured offline about a model's heads, as one safetensors file.
+// A profile as one safetensors file. Tensors, each of which may be absent:
 //
-//   importance   F32 [num_layers, num_q_heads]                         s_i in [0, 1]
-//   difficulty   F32 [num_layers, num_kv_heads]                        D_i, higher = harder to
-//   reuse hash_weights F32 [num_layers, num_kv_heads, head_dim, code_bits]   trained projection
+//   importance    [num_layers, num_q_heads]                        s_i in [0, 1]
+//   difficulty    [num_layers, num_kv_heads]                       D_i, higher = harder to reuse
+//   hash_weights  [num_layers, num_kv_heads, head_dim, code_bits]  trained projection, BF16
+//   and the statistics of profile/profile.h
 //
-// Each tensor may be absent. Metadata: "format" = "clo-profile-1" and "model" = the fingerprint of
-// the model it was measured on (see model_fingerprint).
+// Metadata: "format", "model" = the fingerprint of the model it was measured on, and the facts of
+// how it was made. "clo-profile-1" has the first three tensors alone, "clo-profile-2" all.
 #include <filesystem>
 #include <string>
 
-#include "attention/kv_system.h"
 #include "io/model_config.h"
+#include "profile/profile.h"
 
 namespace clo {
 
 // Names a model's shape and rotary settings, so that a profile of another is refused.
 std::string model_fingerprint(const ModelConfig& config);
 
-// Fails: kBadFile for a malformed file, another format version or another model (both are named).
+// What the engine uses of a profile. Fails: kBadFile for a malformed file, another format version,
+// another model, or hash weights of other code bits (what was expected and found are named).
 Result<HeadProfile> load_profile(const std::filesystem::path& path, const ModelConfig& config,
                                  int32_t code_bits);
+
+// All of it, whatever its code bits. Fails: as load_profile().
+Result<Profile> load_whole_profile(const std::filesystem::path& path, const ModelConfig& config);
+
+// The bytes of a file of the newest format.
+std::string profile_bytes(const Profile& profile, const ModelConfig& config);
 
 }  // namespace clo

@@ -1,0 +1,324 @@
+// clo profile: measures a model's heads on a text, trains its hashes, and says what follows.
+#include <CLI/CLI.hpp>
+#include <chrono>
+#include <cstdio>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "base/thread_pool.h"
+#include "base/try.h"
+#include "base/units.h"
+#include "commands.h"
+#include "engine/memory.h"
+#include "eval/profile_run.h"
+#include "flags.h"
+#include "io/model_files.h"
+#include "profile/gates.h"
+#include "profile/measure.h"
+#include "profile/profile_file.h"
+#include "profile_views.h"
+#include "terminal.h"
+#include "text_files.h"
+
+namespace clo::app {
+
+namespace {
+
+struct ProfileFlags {
+  EngineFlags engine;
+  PolicyFlags policy;
+  PlanFlags plan;
+  std::vector<std::string> texts;
+  int64_t context = 2048, windows = 12;
+  std::optional<int64_t> decode;
+  int32_t iterations = 1500;
+  std::string recipe = "boundary", importance = "mass", gates, output, json;
+  bool print_plan = false, quiet = false;
+};
+
+using Clock = std::chrono::steady_clock;
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+// The recipe, or nothing for "none". Fails: kBadFlag.
+Result<std::optional<HashTraining>> training_of(const ProfileFlags& flags) {
+  HashTraining training;
+  training.bits = flags.engine.bits.value_or(128);
+  training.iterations = flags.iterations;
+  if (training.bits != 64 && training.bits != 128 && training.bits != 256) {
+    return Error{ErrorCode::kBadFlag,
+                 "expected 64, 128 or 256, found " + std::to_string(training.bits), "--bits"};
+  }
+  if (flags.recipe == "none") return std::optional<HashTraining>();
+  if (flags.recipe == "published") {
+    training.recipe = HashRecipe::kPublished;
+  } else if (flags.recipe != "boundary") {
+    return Error{ErrorCode::kBadFlag,
+                 "expected one of boundary, published, none, found \"" + flags.recipe + "\"",
+                 "--recipe"};
+  }
+  return std::optional<HashTraining>(training);
+}
+
+Status check_numbers(const ProfileFlags& flags, const PolicyOptions& policy, int64_t decode) {
+  const auto in_range = [](const char* flag, int64_t value, int64_t low, int64_t high) -> Status {
+    if (value >= low && value <= high) return Ok{};
+    return Error{ErrorCode::kBadFlag,
+                 "expected " + std::to_string(low) + " to " + std::to_string(high) + ", found " +
+                     std::to_string(value),
+                 flag};
+  };
+  CLO_TRY(in_range("--context", flags.context, 256, int64_t{1} << 24));
+  CLO_TRY(in_range("--windows", flags.windows, 1, 10'000));
+  CLO_TRY(in_range("--iterations", flags.iterations, 1, 1'000'000));
+  // Every step must have candidates enough to train with, and queries kMaxLag steps apart.
+  const int64_t most = flags.context - policy.sink - policy.recent - 128;
+  if (most < 2 * kMaxLag) {
+    return Error{ErrorCode::kBadFlag,
+                 "expected at least " +
+                     std::to_string(policy.sink + policy.recent + 128 + 2 * kMaxLag) +
+                     " tokens, so that 128 are left to choose from beside --sink and --recent; "
+                     "found " +
+                     std::to_string(flags.context),
+                 "--context"};
+  }
+  return in_range("--decode", decode, 2 * kMaxLag, most);
+}
+
+void add_facts(Profile& profile, const ProfileFlags& flags, const PolicyOptions& policy,
+               const std::vector<WindowTrace>& traces, int64_t text_tokens) {
+  std::string names;
+  for (const std::string& path : flags.texts) {
+    names += (names.empty() ? "" : ", ") + path.substr(path.find_last_of('/') + 1);
+  }
+  profile.facts = {
+      {"texts", names},
+      {"text_tokens", std::to_string(text_tokens)},
+      {"windows", std::to_string(traces.size())},
+      {"context", std::to_string(flags.context)},
+      {"steps", std::to_string(traces[0].num_steps() * std::ssize(traces))},
+      {"measured_ratio", std::to_string(kMeasuredRatio)},
+      {"policy", describe(policy)},
+      {"importance", profile.heads.importance.empty() ? "none"
+                     : flags.gates.empty()            ? "attention outside sink and recent"
+                                                      : "gates of a file"},
+      {"hash", profile.code_bits == 0
+                   ? "none"
+                   : flags.recipe + ", " + std::to_string(profile.code_bits) + " bits" +
+                         (flags.recipe == "boundary"
+                              ? ", " + std::to_string(flags.iterations) + " iterations"
+                              : "")},
+      {"made_by", "clo " + std::string(version()) + " " + commit_name()}};
+}
+
+double mean_of(const std::vector<float>& values) {
+  double sum = 0;
+  for (const float v : values) sum += v;
+  return values.empty() ? 0 : sum / static_cast<double>(values.size());
+}
+
+std::string json_lines(const Profile& profile, const ProfileFlags& flags, const KvShape& shape,
+                       double record_seconds, double measure_seconds, int threads) {
+  const HeadStatistics& s = profile.statistics;
+  nlohmann::json run = {{"kind", "run"},
+                        {"suite", "profile"},
+                        {"commit", commit_name()},
+                        {"version", version()},
+                        {"command", command_line()},
+                        {"machine", machine_name()},
+                        {"threads", threads},
+                        {"model", flags.engine.model},
+                        {"record_seconds", record_seconds},
+                        {"measure_and_train_seconds", measure_seconds}};
+  for (const auto& [name, value] : profile.facts) run[name] = value;
+  nlohmann::json summary = {{"kind", "summary"},
+                            {"mass_outside", mean_of(s.mass_outside)},
+                            {"difficulty", mean_of(profile.heads.difficulty)},
+                            {"set_overlap", mean_of(s.overlap)},
+                            {"new_rows_on_a_miss", mean_of(s.new_on_miss)},
+                            {"entropy", mean_of(s.entropy)},
+                            {"modes", mean_of(s.modes)}};
+  if (!s.recall_trained.empty()) {
+    summary["recall_random"] = mean_of(s.recall_random);
+    summary["recall_trained"] = mean_of(s.recall_trained);
+    summary["recall_products"] = mean_of(s.recall_products);
+    summary["weight_random"] = mean_of(s.weight_random);
+    summary["weight_trained"] = mean_of(s.weight_trained);
+    summary["weight_products"] = mean_of(s.weight_products);
+    int64_t kept = 0;
+    for (size_t i = 0; i < s.recall_random.size(); ++i) {
+      kept += s.recall_trained[i] <= s.recall_random[i];
+    }
+    summary["heads_left_random"] = kept;
+  }
+  std::string lines = run.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n" +
+                      summary.dump() + "\n";
+  const auto heads = static_cast<size_t>(shape.num_kv_heads);
+  const auto group = static_cast<size_t>(shape.group_size());
+  for (size_t head = 0; head < s.overlap.size(); ++head) {
+    nlohmann::json line = {{"kind", "head"},
+                           {"layer", head / heads},
+                           {"kv_head", head % heads},
+                           {"difficulty", profile.heads.difficulty[head]},
+                           {"set_overlap", s.overlap[head]},
+                           {"new_rows_on_a_miss", s.new_on_miss[head]}};
+    for (size_t q = head * group; q < (head + 1) * group; ++q) {
+      const size_t at = q * kMaxLag * kNumSpread;
+      line["mass_outside"].push_back(s.mass_outside[q]);
+      if (!profile.heads.importance.empty()) {
+        line["importance"].push_back(profile.heads.importance[q]);
+      }
+      line["entropy"].push_back(s.entropy[q]);
+      line["modes"].push_back(s.modes[q]);
+      line["cosine_lag_1"].push_back(s.cosine[at]);
+      line["cosine_lag_16"].push_back(s.cosine[at + (kMaxLag - 1) * kNumSpread]);
+      line["cosine_lag_1_unrotated"].push_back(s.cosine_unrotated[at]);
+    }
+    if (!s.recall_trained.empty()) {
+      line["recall_random"] = s.recall_random[head];
+      line["recall_trained"] = s.recall_trained[head];
+      line["recall_products"] = s.recall_products[head];
+      line["weight_random"] = s.weight_random[head];
+      line["weight_trained"] = s.weight_trained[head];
+      line["weight_products"] = s.weight_products[head];
+    }
+    lines += line.dump() + "\n";
+  }
+  return lines;
+}
+
+Result<int> profile_model(const ProfileFlags& flags) {
+  CLO_ASSIGN(EngineOptions options, flags.engine.resolve());
+  CLO_ASSIGN(const PolicyOptions policy, flags.policy.resolve());
+  if (!flags.engine.profile.empty()) {
+    return Error{ErrorCode::kBadFlag, "a profile is what this makes; drop it", "--profile"};
+  }
+  if (policy.select == Select::kNone) {
+    return Error{ErrorCode::kBadFlag,
+                 "expected a policy that chooses sets, found one that attends to every row",
+                 "--preset or --select"};
+  }
+  const int64_t decode = flags.decode.value_or(std::max<int64_t>(flags.context / 4, 2 * kMaxLag));
+  CLO_TRY(check_numbers(flags, policy, decode));
+  MeasureOptions measure;
+  measure.policy = policy;
+  CLO_ASSIGN(measure.training, training_of(flags));
+  if (flags.importance != "mass" && flags.importance != "none") {
+    return Error{ErrorCode::kBadFlag,
+                 "expected one of mass, none, found \"" + flags.importance + "\"", "--importance"};
+  }
+  if (flags.importance == "none") {
+    measure.importance = Importance::kNone;
+    if (!flags.gates.empty()) {
+      return Error{ErrorCode::kBadFlag, "contradict each other: gates are importance; drop one",
+                   "--importance none and --gates"};
+    }
+  }
+  CLO_TRY(check_writable(flags.output));
+  if (!flags.json.empty()) CLO_TRY(check_writable(flags.json));
+  std::string text;
+  for (const std::string& path : flags.texts) {
+    CLO_ASSIGN(const std::string more, read_text(path));
+    text += more;
+  }
+
+  // The engine that is recorded: dense, one sequence, on the CPU, where rows can be looked at.
+  TraceRecorder recorder;
+  if (options.backend == Backend::kAuto) options.backend = Backend::kCpu;
+  options.observer = &recorder;
+  options.max_context_tokens = flags.context;
+  options.max_batch = 1;
+  options.keep_prefixes = false;
+  CLO_ASSIGN(options.policy, preset("dense"));
+  CLO_ASSIGN(const ModelFiles model, ModelFiles::find(options.model_dir));
+  CLO_ASSIGN(const ModelConfig config, model.config());
+  if (!flags.gates.empty()) {
+    CLO_ASSIGN(const std::string gates, read_text(flags.gates));
+    measure.importance = Importance::kGates;
+    CLO_ASSIGN(measure.gates,
+               parse_gates(gates, config.num_layers, config.num_kv_heads, flags.gates));
+  }
+  CLO_ASSIGN(std::unique_ptr<Engine> engine, Engine::load(options));
+  CLO_ASSIGN(const std::vector<int32_t> ids, engine->encode(text));
+  const ProfileRun run = {flags.context, decode, flags.windows};
+
+  catch_interrupts();
+  const auto keep_going = [] { return !interrupted(); };
+  ProgressLine progress(!flags.quiet);
+  Clock::time_point start = Clock::now();
+  auto traces = record_windows(
+      *engine, recorder, ids, run,
+      {[&](int64_t done, int64_t total) { progress.items("recording, tokens", done, total); },
+       keep_going});
+  progress.clear();
+  if (!traces) return std::move(traces).error();
+  const double record_seconds = seconds_since(start);
+  engine.reset();  // its memory and its threads are not needed any more
+
+  const KvShape shape = kv_shape(config, options);
+  const int threads = options.threads == 0 ? num_processors() : options.threads;
+  ThreadPool pool(threads);
+  ProgressLine heads_progress(!flags.quiet);
+  start = Clock::now();
+  auto made = measure_heads(
+      shape, config.rope, *traces, measure, pool,
+      {[&](int64_t done, int64_t total) { heads_progress.items("measuring, heads", done, total); },
+       keep_going});
+  heads_progress.clear();
+  if (!made) return std::move(made).error();
+  Profile& profile = *made;
+  const double measure_seconds = seconds_since(start);
+  add_facts(profile, flags, policy, *traces, std::ssize(ids));
+
+  CLO_TRY(write_whole(flags.output, profile_bytes(profile, config)));
+  if (!flags.json.empty()) {
+    CLO_TRY(write_whole(
+        flags.json, json_lines(profile, flags, shape, record_seconds, measure_seconds, threads)));
+  }
+  print_statistics(profile, shape, false);
+  std::printf("\n  recorded in %.1f s, measured%s in %.1f s\n", record_seconds,
+              measure.training ? " and trained" : "", measure_seconds);
+  if (!flags.print_plan) return 0;
+  KvShape planned = shape;
+  planned.code_bits = options.code_bits;
+  CLO_TRY(flags.plan.print(profile, planned, policy, flags.context));
+  return 0;
+}
+
+}  // namespace
+
+Command add_profile(CLI::App& app) {
+  auto flags = std::make_shared<ProfileFlags>();
+  ProfileFlags& f = *flags;
+  f.engine.add_to(app, false);
+  app.add_option("--text", f.texts, "Text files, one after another")->required()->type_name("FILE");
+  add_value(app, "-o,--output", f.output, "The profile to write")->required()->type_name("FILE");
+  add_value(app, "--context", f.context, "Tokens of a window of the text (2048)");
+  add_value(app, "--decode", f.decode,
+            "The last ones of a window, fed one by one (a quarter of it)");
+  add_value(app, "--windows", f.windows,
+            "At most so many windows, spread evenly over the text (12)");
+  add_value(app, "--recipe", f.recipe,
+            "How hash weights are trained: boundary, published (to compare with), none");
+  add_value(app, "--iterations", f.iterations, "Of boundary, for each KV head (1500)");
+  add_value(app, "--importance", f.importance,
+            "Of every head: mass (attention on neither sink nor recent tokens), or none")
+      ->type_name("TEXT");
+  add_value(app, "--gates", f.gates,
+            "Importance of every KV head from a file (DuoAttention's full_attention_heads.tsv, or "
+            "a JSON array of arrays)")
+      ->type_name("FILE");
+  add_value(app, "--json", f.json, "Write the figures as JSON lines")->type_name("FILE");
+  app.add_flag("--plan", f.print_plan, "Print what the profile says of a machine");
+  app.add_flag("--quiet", f.quiet, "No progress line");
+  f.plan.add_to(app);
+  f.policy.add_to(app);
+  app.footer(
+      "Dense attention reads the text, every token forced, so nothing is generated; the policy's "
+      "flags say what is\ncounted as sink and recent and which threshold difficulty is measured "
+      "against. docs/profile.md defines the figures.");
+  return [flags] { return profile_model(*flags); };
+}
+
+}  // namespace clo::app

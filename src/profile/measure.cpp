@@ -1,0 +1,219 @@
+#include "profile/measure.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <numeric>
+
+#include "base/check.h"
+#include "select/hash_signs.h"
+#include "select/set_rule.h"
+
+namespace clo {
+
+namespace {
+
+float mean_of(std::span<const float> values) {
+  const double sum = std::accumulate(values.begin(), values.end(), 0.0);
+  return values.empty() ? 0.0f : static_cast<float>(sum / static_cast<double>(values.size()));
+}
+
+// Mean over all windows' steps of one query head's figure, [group_size, num_steps] in each.
+float mean_figure(std::span<const HeadAttention> attention, int32_t group, int32_t head,
+                  std::vector<float> HeadAttention::*figure) {
+  std::vector<float> all;
+  for (const HeadAttention& window : attention) {
+    const std::vector<float>& values = window.*figure;
+    const auto steps = std::ssize(values) / group;
+    all.insert(all.end(), values.begin() + head * steps, values.begin() + (head + 1) * steps);
+  }
+  return mean_of(all);
+}
+
+// Makes room for every figure, so that heads can be written from several threads.
+void make_room(Profile& profile, const KvShape& shape, const MeasureOptions& options) {
+  const auto heads = static_cast<size_t>(shape.num_layers) * shape.num_kv_heads;
+  profile.heads.importance.resize(static_cast<size_t>(shape.num_layers) * shape.num_q_heads);
+  profile.heads.difficulty.resize(heads);
+  if (options.training) {
+    profile.code_bits = options.training->bits;
+    profile.heads.hash_weights.resize(heads * static_cast<size_t>(shape.head_dim) *
+                                      options.training->bits);
+  }
+  for (const ProfileField& field : statistics_fields(profile.statistics, shape)) {
+    if (is_of_hash(field) && !options.training) continue;
+    const int64_t count =
+        std::accumulate(field.shape.begin(), field.shape.end(), int64_t{1}, std::multiplies<>());
+    field.values->resize(static_cast<size_t>(count));
+  }
+}
+
+// Everything that is measured of one KV head.
+class HeadMeasurement {
+ public:
+  HeadMeasurement(const KvShape& shape, std::span<const WindowTrace> traces,
+                  const MeasureOptions& options, int32_t layer, int32_t kv_head, Profile& profile)
+      : shape_(shape),
+        head_{shape.group_size(), shape.head_dim},
+        options_(options),
+        layer_(layer),
+        kv_head_(kv_head),
+        first_query_(size_t(layer) * shape.num_q_heads + size_t(kv_head) * shape.group_size()),
+        index_(size_t(layer) * shape.num_kv_heads + kv_head),
+        profile_(profile) {
+    const float scale = 1 / std::sqrt(static_cast<float>(shape.head_dim));
+    for (const WindowTrace& trace : traces) {
+      windows_.push_back(trace.head(layer, kv_head));
+      attention_.push_back(measure_attention(head_, windows_.back(), options.policy, scale));
+    }
+  }
+
+  void measure_queries(std::span<const float> inverse_frequencies);
+  void measure_reuse();
+  void train(const HashSigns& signs, const std::function<bool()>& keep_going);
+
+ private:
+  const KvShape& shape_;
+  HeadShape head_;
+  const MeasureOptions& options_;
+  int32_t layer_, kv_head_;
+  size_t first_query_, index_;  // of the group's first query head and of the KV head
+  Profile& profile_;
+  std::vector<HeadWindow> windows_;
+  std::vector<HeadAttention> attention_;
+};
+
+void HeadMeasurement::measure_queries(std::span<const float> inverse_frequencies) {
+  HeadStatistics& s = profile_.statistics;
+  constexpr size_t kFigures = size_t{kMaxLag} * kNumSpread;
+  for (int32_t g = 0; g < head_.group_size; ++g) {
+    const size_t q = first_query_ + g;
+    for (const bool rotated : {true, false}) {
+      const auto lags = query_cosines(head_, windows_, g,
+                                      rotated ? std::span<const float>() : inverse_frequencies);
+      float* out = (rotated ? s.cosine : s.cosine_unrotated).data() + q * kFigures;
+      for (const auto& lag : lags) out = std::copy(lag.begin(), lag.end(), out);
+    }
+    s.mass_outside[q] = mean_figure(attention_, head_.group_size, g, &HeadAttention::outside);
+    s.entropy[q] = mean_figure(attention_, head_.group_size, g, &HeadAttention::entropy);
+    s.modes[q] = mean_figure(attention_, head_.group_size, g, &HeadAttention::modes);
+    switch (options_.importance) {
+      case Importance::kMass:
+        profile_.heads.importance[q] = s.mass_outside[q];
+        break;
+      case Importance::kGates:
+        profile_.heads.importance[q] = options_.gates[index_];
+        break;
+      case Importance::kNone:
+        profile_.heads.importance[q] = 1;
+        break;
+    }
+  }
+}
+
+void HeadMeasurement::measure_reuse() {
+  HeadStatistics& s = profile_.statistics;
+  const std::span<const float> importance =
+      std::span(profile_.heads.importance)
+          .subspan(first_query_, static_cast<size_t>(head_.group_size));
+  profile_.heads.difficulty[index_] =
+      static_cast<float>(reuse_difficulty(head_, windows_, options_.policy, importance));
+  s.overlap[index_] = static_cast<float>(adjacent_overlap(attention_));
+  s.new_on_miss[index_] = static_cast<float>(
+      try_reuse(head_, windows_, attention_, options_.policy, importance).new_on_miss);
+  size_t at = index_ * kNumTrials;
+  for (const double eta : kTriedEtas) {
+    for (const double exponent : kTriedExponents) {
+      PolicyOptions policy = options_.policy;
+      policy.threshold.reset();
+      policy.eta = eta;
+      policy.importance_exponent = exponent;
+      const ReuseTrial trial = try_reuse(head_, windows_, attention_, policy, importance);
+      s.trial_hit_rate[at] = static_cast<float>(trial.hit_rate);
+      s.trial_set_loss[at] = static_cast<float>(trial.set_loss);
+      s.trial_fetched[at] = static_cast<float>(trial.fetched);
+      ++at;
+    }
+  }
+}
+
+void HeadMeasurement::train(const HashSigns& signs, const std::function<bool()>& keep_going) {
+  HashTraining training = *options_.training;
+  training.keep_going = keep_going;
+  const int32_t bits = training.bits;
+  const SampleSplit samples = split_samples(windows_, attention_);
+  std::vector<float> random = projection_matrix(signs.params(layer_, kv_head_));
+  std::vector<float> trained = train_hash(head_, samples.train, options_.policy, random, training);
+  const std::span<const HeadSample> held_out = samples.held_out;
+  const Recall products = product_recall(head_, held_out, options_.policy);
+  const Recall before = hash_recall(head_, held_out, options_.policy, random, bits);
+  Recall after = hash_recall(head_, held_out, options_.policy, trained, bits);
+  // A head that training does not help keeps the codes it has without a profile.
+  if (!(after.tokens > before.tokens)) {
+    after = before;
+    trained = std::move(random);
+  }
+  HeadStatistics& s = profile_.statistics;
+  s.recall_products[index_] = static_cast<float>(products.tokens);
+  s.recall_random[index_] = static_cast<float>(before.tokens);
+  s.recall_trained[index_] = static_cast<float>(after.tokens);
+  s.weight_products[index_] = static_cast<float>(products.weight);
+  s.weight_random[index_] = static_cast<float>(before.weight);
+  s.weight_trained[index_] = static_cast<float>(after.weight);
+  std::copy(trained.begin(), trained.end(),
+            profile_.heads.hash_weights.begin() + static_cast<int64_t>(index_ * trained.size()));
+}
+
+}  // namespace
+
+SampleSplit split_samples(std::span<const HeadWindow> windows,
+                          std::span<const HeadAttention> attention) {
+  SampleSplit split;
+  if (windows.size() == 1) {
+    const int64_t steps = windows[0].num_steps, middle = std::max<int64_t>(1, steps * 3 / 4);
+    const int64_t after = std::min(middle + kMaxLag, steps);
+    split.train.push_back({windows[0], &attention[0], 0, middle});
+    split.held_out.push_back({windows[0], &attention[0], after, steps});
+    return split;
+  }
+  for (size_t w = 0; w < windows.size(); ++w) {
+    const bool held = windows.size() < 4 ? w + 1 == windows.size() : w % 4 == 3;
+    (held ? split.held_out : split.train)
+        .push_back({windows[w], &attention[w], 0, windows[w].num_steps});
+  }
+  return split;
+}
+
+Result<Profile> measure_heads(const KvShape& shape, const RopeConfig& rope,
+                              std::span<const WindowTrace> traces, const MeasureOptions& options,
+                              ThreadPool& pool, const MeasureCalls& calls) {
+  CLO_CHECK(!traces.empty());
+  Profile profile;
+  make_room(profile, shape, options);
+  KvShape hashed = shape;
+  hashed.code_bits = options.training ? options.training->bits : 0;
+  const HashSigns signs(hashed, kHashSeed);
+  const std::vector<float> frequencies = rope_inverse_frequencies(rope, shape.head_dim);
+  const int64_t heads = int64_t{shape.num_layers} * shape.num_kv_heads;
+  std::atomic<int64_t> done{0};
+  std::atomic<bool> stopped{false};
+  pool.run(heads, [&](int64_t head, int thread) {
+    if (stopped || (calls.keep_going && !calls.keep_going())) {
+      stopped = true;
+      return;
+    }
+    HeadMeasurement one(shape, traces, options, static_cast<int32_t>(head / shape.num_kv_heads),
+                        static_cast<int32_t>(head % shape.num_kv_heads), profile);
+    one.measure_queries(frequencies);
+    one.measure_reuse();
+    if (options.training) one.train(signs, calls.keep_going);
+    if (calls.keep_going && !calls.keep_going()) stopped = true;
+    const int64_t now = ++done;
+    if (thread == 0 && calls.on_progress) calls.on_progress(now, heads);
+  });
+  if (options.importance == Importance::kNone) profile.heads.importance.clear();
+  if (stopped) return Error{ErrorCode::kCancelled, "stopped: no profile was made", ""};
+  return profile;
+}
+
+}  // namespace clo

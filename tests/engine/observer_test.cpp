@@ -1,0 +1,79 @@
+// What an observer of decode attention sees: the same queries and keys wherever rows live, and the
+// queries that the engine itself compares.
+#include "engine/loaded_engine.h"
+#include "profile/head_statistics.h"
+#include "profile/trace.h"
+
+namespace clo {
+namespace {
+
+constexpr int64_t kPrompt = 300, kForced = 41, kSteps = kForced - 1;
+
+class Observer : public testing::Test {
+ protected:
+  TraceRecorder recorder_;
+  Report report_;
+
+  WindowTrace record(const PolicyOptions& policy, KvType type) {
+    EngineOptions options = tiny_options("recall-7m");
+    options.backend = Backend::kCpu;
+    options.kv_type = type;
+    options.observer = &recorder_;
+    options.guard_host_rows = false;
+    options.max_context_tokens = 512;
+    options.policy = policy;
+    const std::unique_ptr<Engine> engine = load_engine(options);
+    const auto ids = random_ids(kPrompt + kForced, engine->vocab_size(), 3);
+    const auto middle = ids.begin() + kPrompt;
+    Request request = ids_request({ids.begin(), middle}, kForced, policy);
+    request.forced_tokens.assign(middle, ids.end());
+    request.measure_mass = true;
+    recorder_.begin(kPrompt + kSteps, kSteps);
+    report_ = answer_of(*engine, std::move(request)).report;
+    return recorder_.take();
+  }
+  static PolicyOptions everything_offloaded() {
+    PolicyOptions policy = evictable("default");
+    policy.select = Select::kExact;
+    policy.kv_ratio = 1;
+    return policy;
+  }
+};
+
+TEST_F(Observer, SeesTheSameOfResidentAndOfOffloadedHeads) {
+  for (const KvType type : {KvType::kBF16, KvType::kInt8}) {
+    const WindowTrace dense = record(*preset("dense"), type);
+    const WindowTrace offloaded = record(everything_offloaded(), type);
+    for (const int32_t layer : {0, 7}) {
+      const HeadWindow a = dense.head(layer, 1), b = offloaded.head(layer, 1);
+      ASSERT_EQ(a.num_steps, kSteps);
+      ASSERT_EQ(a.context_of(kSteps - 1), kPrompt + kSteps);
+      // Layer 0's come from the embedding alone; later ones pass through attention's sums.
+      const float tolerance = layer == 0 ? 0.0f : 0.1f;
+      ASSERT_EQ(a.keys.size(), b.keys.size());
+      for (size_t i = 0; i < a.keys.size(); ++i) ASSERT_NEAR(a.keys[i], b.keys[i], tolerance) << i;
+      for (size_t i = 0; i < a.queries.size(); ++i) {
+        ASSERT_NEAR(a.queries[i], b.queries[i], tolerance) << i;
+      }
+    }
+  }
+}
+
+TEST_F(Observer, SeesTheQueriesWhoseCosinesTheReportHas) {
+  const WindowTrace trace = record(*preset("dense"), KvType::kAuto);
+  for (int32_t layer = 0; layer < 8; ++layer) {
+    double sum = 0;  // of steps 1 and on; the report has the step from the prompt's end as well
+    for (int32_t head = 0; head < 2; ++head) {
+      const HeadWindow window = trace.head(layer, head);
+      for (int32_t g = 0; g < 2; ++g) {
+        sum += query_cosines({2, 64}, {&window, 1}, g, {})[0][0] * (kSteps - 1);
+      }
+    }
+    const KvCounters& counters = report_.layers[layer];
+    ASSERT_EQ(counters.query_cosine_samples, 4 * kSteps);
+    EXPECT_NEAR(sum, counters.query_cosine, 4.001) << layer;
+  }
+}
+
+}  // namespace
+}  // namespace clo
