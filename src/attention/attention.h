@@ -53,6 +53,7 @@ class Attention {
   void select_and_fetch(int32_t layer, Cause cause);
   void measure_mass(int32_t layer);
   void measure_queries(int32_t layer, const float* queries, int64_t query_stride);
+  void count_watched(int32_t layer);
 
   KvSystem& system_;
   float scale_;

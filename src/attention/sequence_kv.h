@@ -60,6 +60,8 @@ class SequenceKv {
   // The true queries of the last token, per layer [num_q_heads, head_dim].
   std::span<float> last_query(int32_t layer);
   bool has_last_query = false;
+  // Evaluation: rows that decode attention counts when it reads them. Ascending and disjoint.
+  std::vector<TokenRange> watched;
 
   // Heads that demote() may take; none where that would give nothing back.
   int64_t num_budget_heads() const;
