@@ -35,7 +35,9 @@ Result<std::vector<NamedPolicy>> PolicyLists::resolve() const {
   const auto list_or = [](const std::string& text, std::string fallback) {
     return text.empty() ? std::vector<std::string>{std::move(fallback)} : split_list(text);
   };
-  for (const std::string& preset_name : list_or(presets, policy.preset.value_or("default"))) {
+  // --preset takes a list as well: one habit for one preset and for several.
+  for (const std::string& preset_name :
+       split_list(presets.empty() ? policy.preset.value_or("default") : presets)) {
     for (const std::string& select : list_or(selects, "")) {
       for (const std::string& ratio : list_or(ratios, "")) {
         PolicyFlags one = policy;
