@@ -7,6 +7,7 @@
 #include <set>
 
 #include "base/try.h"
+#include "eval/longbench_data.h"
 #include "eval/suites.h"
 #include "eval_commands.h"
 #include "flags.h"
@@ -23,14 +24,13 @@ namespace {
 struct SuiteFlags {
   EngineFlags engine;
   PolicyLists policies;
+  std::vector<std::string> data;
   std::string contexts = "4096", tasks, against = "dense", output, item, filler, solve;
   std::optional<int64_t> items;
   int64_t depths = 11;
   uint64_t seed = 0;
   bool quiet = false;
 };
-
-constexpr int64_t kDefaultItems = 20;
 
 std::string list_of(const std::vector<std::string>& names) {
   std::string text;
@@ -109,7 +109,7 @@ Result<std::vector<SuiteRequest>> plan_items(const Suite& suite, const SuiteFlag
       request.task = task;
       request.context = context;
       request.seed = flags.seed;
-      request.items = flags.items.value_or(suite.num_items == nullptr ? 0 : kDefaultItems);
+      request.items = flags.items.value_or(suite.default_items);
       request.depths = flags.depths;
       const int64_t count = suite.num_items(task, request.items, flags.depths);
       for (request.index = 0; request.index < count; ++request.index) requests.push_back(request);
@@ -125,8 +125,12 @@ Result<std::vector<SuiteRequest>> plan_items(const Suite& suite, const SuiteFlag
                   flags.item);
 }
 
-Result<int> run_suite(const Suite& suite, const SuiteFlags& flags) {
+Result<int> run_suite(const Suite& generated, const SuiteFlags& flags) {
   CLO_TRY(check_numbers(flags));
+  Suite suite = generated;
+  if (!flags.data.empty()) {
+    CLO_ASSIGN(suite, load_longbench(flags.data));
+  }
   CLO_ASSIGN(const std::vector<std::string> tasks, chosen_tasks(suite, flags));
   CLO_ASSIGN(const SolveMode mode, solve_mode(flags));
   CLO_ASSIGN(const std::vector<int64_t> contexts, parse_numbers(flags.contexts, "--context"));
@@ -154,6 +158,7 @@ Result<int> run_suite(const Suite& suite, const SuiteFlags& flags) {
                                      {"dtype", flags.engine.dtype},
                                      {"kv_type", flags.engine.kv_type},
                                      {"profile", flags.engine.profile},
+                                     {"data", flags.data},
                                      {"tasks", tasks},
                                      {"contexts", contexts},
                                      {"items", requests.front().items},
@@ -226,6 +231,10 @@ std::vector<std::pair<CLI::App*, Command>> add_eval_suites(CLI::App& app) {
     sub->add_option("--item", f.item, "One item alone, by the id it has in the results");
     if (suite.name == "niah") {
       add_value(*sub, "--depths", f.depths, "Depths from 0 to 100 %; --items counts for each (11)");
+    }
+    if (suite.name == "longbench") {
+      sub->add_option("--data", f.data,
+                      "JSON-lines files of LongBench; all their items by default");
     }
     if (suite.name == "length") {
       sub->add_option("--filler", f.filler, "Some of none, prose, whitespace (all)");

@@ -79,6 +79,12 @@ const std::vector<Suite>& all_suites() {
        plain_count,
        make_length,
        true},
+      {"longbench",
+       "LongBench-like tasks, generated; with --data LongBench itself from its files",
+       {"single_doc_qa", "multi_doc_qa", "summarization", "few_shot", "passage_retrieval",
+        "passage_count", "code"},
+       plain_count,
+       make_longbench_like},
   };
   return kSuites;
 }

@@ -1,6 +1,8 @@
 #pragma once
 // The suites of generated items. Each makes any of its items alone, from the request's numbers;
 // docs/evaluation.md says what each task is and where it departs from its source.
+#include <functional>
+#include <limits>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -35,10 +37,11 @@ struct Suite {
   std::string_view what;  // one line for --help
   std::vector<std::string> tasks;
   // How many items --items N gives of a task: some are rendered in several ways.
-  int64_t (*num_items)(const std::string& task, int64_t items, int64_t depths);
+  std::function<int64_t(const std::string& task, int64_t items, int64_t depths)> num_items;
   // Fails: kBadRequest when the context is too short.
-  Result<EvalItem> (*make)(const SuiteRequest&);
+  std::function<Result<EvalItem>(const SuiteRequest&)> make;
   bool can_retrieve_then_solve = false;
+  int64_t default_items = 20;  // 0: all there are
 };
 
 const std::vector<Suite>& all_suites();

@@ -1,0 +1,16 @@
+#pragma once
+// LongBench's own data, as its JSON-lines files give it: prompts in our wording, the published
+// metrics and answer lengths, long inputs cut in the middle.
+#include <string>
+#include <vector>
+
+#include "eval/suites.h"
+
+namespace clo {
+
+// A suite of the items in these files, one task for each data set, in the order they come.
+// Fails: kBadFile for a file that cannot be read, a line that is not a JSON object, a field that is
+// missing or of another type, a data set that is not known (all with file and line).
+Result<Suite> load_longbench(const std::vector<std::string>& paths);
+
+}  // namespace clo
