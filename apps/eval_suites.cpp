@@ -7,6 +7,7 @@
 #include <set>
 
 #include "base/try.h"
+#include "eval/html_report.h"
 #include "eval/longbench_data.h"
 #include "eval/suites.h"
 #include "eval_commands.h"
@@ -25,7 +26,7 @@ struct SuiteFlags {
   EngineFlags engine;
   PolicyLists policies;
   std::vector<std::string> data;
-  std::string contexts = "4096", tasks, against = "dense", output, item, filler, solve;
+  std::string contexts = "4096", tasks, against = "dense", output, html, item, filler, solve;
   std::optional<int64_t> items;
   int64_t depths = 11;
   uint64_t seed = 0;
@@ -141,7 +142,9 @@ Result<int> run_suite(const Suite& generated, const SuiteFlags& flags) {
   std::vector<PolicyOptions> all;
   for (const NamedPolicy& policy : policies) all.push_back(policy.options);
   options.policy = widest(all);
-  if (!flags.output.empty()) CLO_TRY(check_writable(flags.output));
+  for (const std::string& path : {flags.output, flags.html}) {
+    if (!path.empty()) CLO_TRY(check_writable(path));
+  }
   CLO_ASSIGN(const std::unique_ptr<Engine> engine, Engine::load(options));
   for (const int64_t context : contexts) {
     if (context > engine->max_context_tokens()) {
@@ -212,6 +215,20 @@ Result<int> run_suite(const Suite& generated, const SuiteFlags& flags) {
   for (const std::string& line : summary_lines(std::string(suite.name), rows, figures)) {
     CLO_TRY(log.append(line));
   }
+  if (flags.html.empty()) return 0;
+  HtmlInput page;
+  page.suite = suite.name;
+  page.model = flags.engine.model;
+  page.facts = {
+      {"command", command_line()}, {"commit", commit_name()}, {"machine", machine_name()}};
+  for (const NamedPolicy& policy : policies) {
+    page.facts.emplace_back(policy.name, describe(policy.options));
+  }
+  page.policies = names;
+  page.records = &records;
+  page.rows = &rows;
+  page.figures = &figures;
+  CLO_TRY(write_whole(flags.html, html_report(page)));
   return 0;
 }
 
@@ -247,6 +264,7 @@ std::vector<std::pair<CLI::App*, Command>> add_eval_suites(CLI::App& app) {
     sub->add_option("--against", f.against, "What scores are compared with: dense");
     sub->add_option("-o,--output", f.output,
                     "Write every item as a JSON line; a stopped run goes on with its file");
+    sub->add_option("--html", f.html, "Write a page with heat maps, curves and tables");
     sub->add_flag("--quiet", f.quiet, "No progress line");
     f.policies.add_to(*sub);
     sub->footer(

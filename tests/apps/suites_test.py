@@ -1,19 +1,22 @@
 """clo eval SUITE: generated items, their file, and runs that go on where they stopped."""
 import json
 import os
+import re
 import signal
 import subprocess
 import time
+from xml.etree import ElementTree
 
 import program
 from program import Case
 
 SUITES = {  # arguments that give a few short items
-    "ruler": (["--context", "1280", "--items", "1"], 13),
+    "ruler": (["--context", "1024", "--items", "1"], 13),
     "niah": (["--context", "1024", "--items", "1", "--depths", "2"], 2),
-    "infinite": (["--context", "1024", "--items", "1"], 6),
+    "infinite": (["--context", "640", "--items", "1"], 6),
     "position": (["--context", "1024", "--items", "2"], 6),
     "length": (["--context", "1024", "--items", "1"], 5),
+    "longbench": (["--context", "1280", "--items", "1"], 7),
     "multihop": (["--context", "4096", "--items", "1", "--item", "multihop/2_hops/4096/3"], 1),
 }
 
@@ -109,6 +112,85 @@ class Suites(SuiteCase):
                       "1", "-o", "out.jsonl")
         (item,) = self.items().values()
         self.assertGreater(item["gold_tokens"], 5)
+
+
+    def test_page_needs_nothing_from_elsewhere(self):
+        self.eval("niah", "--context", "512,1024", "--items", "1", "--depths", "2", "--preset",
+                  "dense,default,hata", "--html", "page.html", "-o", "out.jsonl")
+        with open(self.path("page.html")) as file:
+            page = file.read()
+        for outside in ("http:", "https:", "src=", "href=", "url(", "<script", "@import"):
+            self.assertNotIn(outside, page)
+        drawings = re.findall(r"<svg.*?</svg>", page, re.S)
+        # Three maps of scores, two of evidence, a curve, a scatter, the layers.
+        self.assertEqual(len(drawings), 8)
+        for drawing in drawings:
+            ElementTree.fromstring(drawing)
+        for policy in ("dense", "default", "hata"):
+            self.assertIn(f"<h3>{policy}</h3>", page)
+        # The page of a run that had nothing left to do is the same.
+        self.eval("niah", "--context", "512,1024", "--items", "1", "--depths", "2", "--preset",
+                  "dense,default,hata", "--html", "again.html", "-o", "out.jsonl")
+        with open(self.path("again.html")) as file:
+            self.assertEqual(file.read().replace("again.html", "page.html"), page)
+
+
+def entry(**fields):
+    """A line of LongBench."""
+    line = dict({"input": "What is the special magic number for amber-falcon?",
+                 "context": "Nothing. " * 900 + "The special magic number for amber-falcon is: "
+                            "4821377.", "answers": ["4821377"], "length": 1808,
+                 "dataset": "hotpotqa", "language": "en", "all_classes": None, "_id": "x"},
+                **fields)
+    return json.dumps({name: value for name, value in line.items() if value is not ...}) + "\n"
+
+
+class LongBench(SuiteCase):
+    def test_files_are_run_whole(self):
+        self.write("qa.jsonl", entry() + "\n" + entry(answers=["no", "4821377"]))
+        self.write("more.jsonl", entry(dataset="trec", input="Question: Who?\nType:",
+                                       context="Question: Where?\nType: Place\n" * 9,
+                                       answers=["Person"], all_classes=["Person", "Place"]) +
+                   entry(dataset="lcc", input="", context="x = f(1)\n" * 200, answers=["x = f(1)"]) +
+                   entry(dataset="multifieldqa_zh", input="\u5317\u4eac\u5728\u54ea\u91cc\uff1f",
+                         context="\u5317\u4eac\u662f\u4e2d\u56fd\u7684\u9996\u90fd\u3002" * 99,
+                         answers=["\u4e2d\u56fd"]))
+        self.eval("longbench", "--data", "qa.jsonl", "more.jsonl", "--context", "1024", "-o",
+                  "out.jsonl")
+        items = self.items()
+        self.assertEqual(set(items), {"longbench/hotpotqa/1024/0", "longbench/hotpotqa/1024/1",
+                                      "longbench/trec/1024/0", "longbench/lcc/1024/0",
+                                      "longbench/multifieldqa_zh/1024/0"})
+        metrics = {item["task"]: item["metric"] for item in items.values()}
+        self.assertEqual(metrics, {"hotpotqa": "f1", "trec": "class", "lcc": "edit_similarity",
+                                   "multifieldqa_zh": "f1_characters"})
+        for item in items.values():
+            self.assertLessEqual(item["prompt_tokens"], 1024)
+            if item["numbers"]["cut"]:
+                self.assertGreater(item["prompt_tokens"], 900)
+        self.assertEqual(items["longbench/hotpotqa/1024/0"]["numbers"]["cut"], 1)
+
+    def test_bad_files(self):
+        cases = (("{oops\n", ["data.jsonl:1", "JSON"]),
+                 (entry() + "\xff\n", ["data.jsonl:2", "JSON"]),
+                 (entry() + "[1]\n", ["data.jsonl:2", "object"]),
+                 (entry(answers=..., length=...), ["data.jsonl:1", "answers, length"]),
+                 (entry(context=5), ["data.jsonl:1", "context"]),
+                 (entry(answers="x"), ["data.jsonl:1", "answers", "array"]),
+                 (entry(answers=[]), ["data.jsonl:1", "answers"]),
+                 (entry(dataset="squad"), ["data.jsonl:1", "squad", "hotpotqa", "repobench-p"]),
+                 (entry(dataset="trec"), ["data.jsonl:1", "all_classes"]),
+                 ("", ["data.jsonl", "none"]))
+        for content, names in cases:
+            with self.subTest(names):
+                self.write("data.jsonl", content.encode("latin-1"))
+                self.refused(3, names, "eval", "longbench", "-m", self.recall, "--data",
+                             "data.jsonl")
+        self.refused(3, ["nowhere.jsonl", "No such file"], "eval", "longbench", "-m", self.recall,
+                     "--data", "nowhere.jsonl")
+        self.write("data.jsonl", entry())
+        self.refused(2, ["--tasks", "trec", "hotpotqa"], "eval", "longbench", "-m", self.recall,
+                     "--data", "data.jsonl", "--tasks", "trec")
 
 
 class Resume(SuiteCase):
