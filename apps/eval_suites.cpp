@@ -135,6 +135,9 @@ Result<int> run_suite(const Suite& generated, const SuiteFlags& flags) {
   CLO_ASSIGN(const std::vector<std::string> tasks, chosen_tasks(suite, flags));
   CLO_ASSIGN(const SolveMode mode, solve_mode(flags));
   CLO_ASSIGN(const std::vector<int64_t> contexts, parse_numbers(flags.contexts, "--context"));
+  if (std::set<int64_t>(contexts.begin(), contexts.end()).size() != contexts.size()) {
+    return bad_flag("--context", "different lengths", flags.contexts);
+  }
   CLO_ASSIGN(const std::vector<NamedPolicy> policies, flags.policies.resolve());
   CLO_ASSIGN(std::vector<SuiteRequest> requests, plan_items(suite, flags, tasks, contexts));
   CLO_ASSIGN(EngineOptions options, flags.engine.resolve());
@@ -157,6 +160,7 @@ Result<int> run_suite(const Suite& generated, const SuiteFlags& flags) {
 
   nlohmann::ordered_json identity = {{"suite", suite.name},
                                      {"model", flags.engine.model},
+                                     {"backend", flags.engine.backend},
                                      {"weights", flags.engine.weights},
                                      {"dtype", flags.engine.dtype},
                                      {"kv_type", flags.engine.kv_type},
