@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -174,7 +176,9 @@ Result<Entry> entry_of(const std::string& line, const std::string& where) {
   }
   for (const char* field : {"input", "context", "dataset"}) {
     if (!json.at(field).is_string()) {
-      return bad_line(where, std::string("\"") + field + "\": expected a string");
+      return bad_line(where, std::string("\"") + field +
+                                 "\": expected an array of strings, found " +
+                                 (json.is_array() ? "one with other values" : json.type_name()));
     }
   }
   if (!json.at("length").is_number()) return bad_line(where, "\"length\": expected a number");
@@ -209,29 +213,29 @@ using Data = std::map<std::string, std::vector<Entry>>;
 
 }  // namespace
 
-Result<Suite> load_longbench(const std::vector<std::string>& paths) {
+Result<Suite> parse_longbench(const std::vector<LongBenchText>& texts) {
   auto data = std::make_shared<Data>();
   Suite suite;
   suite.name = "longbench";
   suite.what = "LongBench from its files";
   suite.default_items = 0;
-  for (const std::string& path : paths) {
-    std::ifstream file(path, std::ios::binary);
-    if (!file) return bad_line(path, std::string("cannot be read: ") + std::strerror(errno));
-    std::string line;
-    int64_t entries = 0;
-    for (int64_t number = 1; std::getline(file, line); ++number) {
+  for (const LongBenchText& text : texts) {
+    bool any = false;
+    int64_t number = 0;
+    for (size_t at = 0; at < text.lines.size();) {
+      const size_t end = std::min(text.lines.find('\n', at), text.lines.size());
+      const std::string line = text.lines.substr(at, end - at);
+      at = end + 1;
+      ++number;
       if (trimmed(line).empty()) continue;
-      CLO_ASSIGN(Entry entry, entry_of(line, path + ":" + std::to_string(number)));
+      CLO_ASSIGN(Entry entry, entry_of(line, text.where + ":" + std::to_string(number)));
       const std::string name(entry.set->name);
       auto& of_set = (*data)[name];
       if (of_set.empty()) suite.tasks.push_back(name);
       of_set.push_back(std::move(entry));
-      ++entries;
+      any = true;
     }
-    if (file.bad() || entries == 0) {
-      return bad_line(path, file.bad() ? "cannot be read" : "expected JSON lines, found none");
-    }
+    if (!any) return bad_line(text.where, "expected JSON lines, found none");
   }
   suite.num_items = [data](const std::string& task, int64_t items, int64_t) {
     const int64_t all = std::ssize(data->at(task));
@@ -243,6 +247,21 @@ Result<Suite> load_longbench(const std::vector<std::string>& paths) {
                        std::ssize(entry.context));
   };
   return suite;
+}
+
+Result<Suite> load_longbench(const std::vector<std::string>& paths) {
+  std::vector<LongBenchText> texts;
+  for (const std::string& path : paths) {
+    std::error_code fault;
+    if (std::filesystem::is_directory(path, fault)) {
+      return bad_line(path, "expected a file of JSON lines, found a folder");
+    }
+    std::ifstream file(path, std::ios::binary);
+    if (!file) return bad_line(path, std::string("cannot be read: ") + std::strerror(errno));
+    texts.push_back({path, std::string((std::istreambuf_iterator<char>(file)), {})});
+    if (file.bad()) return bad_line(path, "cannot be read");
+  }
+  return parse_longbench(texts);
 }
 
 }  // namespace clo

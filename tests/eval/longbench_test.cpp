@@ -76,5 +76,17 @@ TEST_F(LongBenchFile, ExamplesAreRawAndScoredByTheirFirstLine) {
   EXPECT_EQ(made->max_new_tokens, 64);
 }
 
+// The fuzzer's seeds as plain tests: valid_* are accepted, bad_* refused.
+TEST(LongBenchCorpus, SeedsAreWhatTheirNamesSay) {
+  int num_files = 0;
+  for (const auto& entry :
+       std::filesystem::directory_iterator(CLO_SOURCE_DIR "/tests/fuzz/corpus/longbench")) {
+    const std::string name = entry.path().filename().string();
+    EXPECT_EQ(bool(load_longbench({entry.path().string()})), name.starts_with("valid_")) << name;
+    ++num_files;
+  }
+  EXPECT_GE(num_files, 6);
+}
+
 }  // namespace
 }  // namespace clo
