@@ -126,6 +126,61 @@ Result<std::vector<SuiteRequest>> plan_items(const Suite& suite, const SuiteFlag
                   flags.item);
 }
 
+// The first line of a result file. All that an item's line depends on is in its identity.
+nlohmann::ordered_json run_line(const Suite& suite, const SuiteFlags& flags,
+                                const std::vector<SuiteRequest>& requests,
+                                const std::vector<NamedPolicy>& policies) {
+  std::vector<std::string> tasks;
+  std::vector<int64_t> contexts;
+  for (const SuiteRequest& request : requests) {
+    if (std::find(tasks.begin(), tasks.end(), request.task) == tasks.end()) {
+      tasks.push_back(request.task);
+    }
+    if (contexts.empty() || contexts.back() != request.context) contexts.push_back(request.context);
+  }
+  const EngineFlags& engine = flags.engine;
+  nlohmann::ordered_json identity = {{"suite", suite.name},
+                                     {"model", engine.model},
+                                     {"tasks", tasks},
+                                     {"contexts", contexts},
+                                     {"items", requests.front().items},
+                                     {"item", flags.item},
+                                     {"depths", flags.depths},
+                                     {"seed", flags.seed},
+                                     {"data", flags.data},
+                                     {"retrieve_then_solve", flags.solve},
+                                     {"backend", engine.backend},
+                                     {"weights", engine.weights},
+                                     {"dtype", engine.dtype},
+                                     {"kv_type", engine.kv_type},
+                                     {"profile", engine.profile},
+                                     {"bits", engine.bits.value_or(-1)},
+                                     {"device_memory", engine.device_memory.value_or("")}};
+  for (const NamedPolicy& policy : policies) {
+    identity["policies"][policy.name] = describe(policy.options);
+  }
+  return {{"kind", "run"},        {"suite", suite.name},       {"commit", commit_name()},
+          {"version", version()}, {"command", command_line()}, {"machine", machine_name()},
+          {"identity", identity}};
+}
+
+// Fails: kBadFlag for lengths that repeat or that the model has not.
+Status check_contexts(const std::vector<int64_t>& contexts, int64_t limit) {
+  for (size_t i = 0; i < contexts.size(); ++i) {
+    if (std::find(contexts.begin(), contexts.begin() + static_cast<std::ptrdiff_t>(i),
+                  contexts[i]) != contexts.begin() + static_cast<std::ptrdiff_t>(i)) {
+      return bad_flag("--context", "different lengths", std::to_string(contexts[i]) + " twice");
+    }
+    if (contexts[i] > limit) {
+      return Error{ErrorCode::kBadFlag,
+                   "expected at most " + std::to_string(limit) + ", the model's limit, found " +
+                       std::to_string(contexts[i]),
+                   "--context"};
+    }
+  }
+  return Ok{};
+}
+
 Result<int> run_suite(const Suite& generated, const SuiteFlags& flags) {
   CLO_TRY(check_numbers(flags));
   Suite suite = generated;
@@ -135,9 +190,6 @@ Result<int> run_suite(const Suite& generated, const SuiteFlags& flags) {
   CLO_ASSIGN(const std::vector<std::string> tasks, chosen_tasks(suite, flags));
   CLO_ASSIGN(const SolveMode mode, solve_mode(flags));
   CLO_ASSIGN(const std::vector<int64_t> contexts, parse_numbers(flags.contexts, "--context"));
-  if (std::set<int64_t>(contexts.begin(), contexts.end()).size() != contexts.size()) {
-    return bad_flag("--context", "different lengths", flags.contexts);
-  }
   CLO_ASSIGN(const std::vector<NamedPolicy> policies, flags.policies.resolve());
   CLO_ASSIGN(std::vector<SuiteRequest> requests, plan_items(suite, flags, tasks, contexts));
   CLO_ASSIGN(EngineOptions options, flags.engine.resolve());
@@ -149,44 +201,19 @@ Result<int> run_suite(const Suite& generated, const SuiteFlags& flags) {
     if (!path.empty()) CLO_TRY(check_writable(path));
   }
   CLO_ASSIGN(const std::unique_ptr<Engine> engine, Engine::load(options));
-  for (const int64_t context : contexts) {
-    if (context > engine->max_context_tokens()) {
-      return Error{ErrorCode::kBadFlag,
-                   "expected at most " + std::to_string(engine->max_context_tokens()) +
-                       ", the model's limit, found " + std::to_string(context),
-                   "--context"};
-    }
-  }
-
-  nlohmann::ordered_json identity = {{"suite", suite.name},
-                                     {"model", flags.engine.model},
-                                     {"backend", flags.engine.backend},
-                                     {"weights", flags.engine.weights},
-                                     {"dtype", flags.engine.dtype},
-                                     {"kv_type", flags.engine.kv_type},
-                                     {"profile", flags.engine.profile},
-                                     {"data", flags.data},
-                                     {"tasks", tasks},
-                                     {"contexts", contexts},
-                                     {"items", requests.front().items},
-                                     {"item", flags.item},
-                                     {"depths", flags.depths},
-                                     {"seed", flags.seed},
-                                     {"retrieve_then_solve", flags.solve}};
+  CLO_TRY(check_contexts(contexts, engine->max_context_tokens()));
   std::vector<std::string> names = {kDenseName};
   for (const NamedPolicy& policy : policies) {
     if (policy.name != kDenseName) names.push_back(policy.name);
-    identity["policies"][policy.name] = describe(policy.options);
   }
-  const nlohmann::ordered_json run = {
-      {"kind", "run"},        {"suite", suite.name},       {"commit", commit_name()},
-      {"version", version()}, {"command", command_line()}, {"machine", machine_name()},
-      {"identity", identity}};
   ResultLog log;
   std::vector<ItemRecord> records;
-  CLO_TRY(log.open(flags.output, run, records));
+  CLO_TRY(log.open(flags.output, run_line(suite, flags, requests, policies), records));
   std::set<std::string> finished;
   for (const ItemRecord& record : records) finished.insert(record.id);
+  std::erase_if(requests, [&](const SuiteRequest& request) {
+    return finished.contains(request.start().id());
+  });
 
   const PromptMaker prompts(*engine);
   ProgressLine progress(!flags.quiet);
@@ -196,7 +223,6 @@ Result<int> run_suite(const Suite& generated, const SuiteFlags& flags) {
     progress.items(
         std::string(suite.name) + " " + request.task + " " + std::to_string(request.context),
         done++, std::ssize(requests));
-    if (finished.contains(request.start().id())) continue;
     request.count = prompts.counter();
     request.reserve_tokens = mode == SolveMode::kDirect ? 0 : kReciteTokens + kReciteFrameTokens;
     CLO_ASSIGN(const EvalItem item, suite.make(request));
@@ -220,18 +246,12 @@ Result<int> run_suite(const Suite& generated, const SuiteFlags& flags) {
     CLO_TRY(log.append(line));
   }
   if (flags.html.empty()) return 0;
-  HtmlInput page;
-  page.suite = suite.name;
-  page.model = flags.engine.model;
+  HtmlInput page{std::string(suite.name), flags.engine.model, {}, names, &records, &rows, &figures};
   page.facts = {
       {"command", command_line()}, {"commit", commit_name()}, {"machine", machine_name()}};
   for (const NamedPolicy& policy : policies) {
     page.facts.emplace_back(policy.name, describe(policy.options));
   }
-  page.policies = names;
-  page.records = &records;
-  page.rows = &rows;
-  page.figures = &figures;
   CLO_TRY(write_whole(flags.html, html_report(page)));
   return 0;
 }

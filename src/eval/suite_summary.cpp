@@ -12,6 +12,8 @@ namespace clo {
 namespace {
 
 constexpr int kDraws = 2000;
+// Draws from fewer items say less than they seem to.
+constexpr size_t kLeastDrawn = 5;
 
 double mean(const std::vector<double>& values) {
   double sum = 0;
@@ -86,6 +88,7 @@ PairedMean paired_mean(const std::vector<double>& first, const std::vector<doubl
     result.interval = paired_difference(counts);
     return result;
   }
+  if (first.size() < kLeastDrawn) return result;
   std::vector<double> differences;
   for (size_t i = 0; i < first.size(); ++i) differences.push_back(second[i] - first[i]);
   result.interval = bootstrap(differences);

@@ -10,9 +10,9 @@
 
 namespace clo {
 
-// The mean of paired differences with its 95 % interval, in points of 100; no interval below two
-// items. Scores that are all 0 or 1 have that of paired proportions (eval/paired.h), others a
-// percentile bootstrap of 2,000 draws.
+// The mean of paired differences with its 95 % interval, in points of 100. Scores that are all 0 or
+// 1 have that of paired proportions (eval/paired.h), from two items on; others a percentile
+// bootstrap of 2,000 draws, from five items on.
 struct PairedMean {
   int64_t items = 0;
   double first = 0, second = 0;  // means, in points

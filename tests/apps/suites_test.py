@@ -279,7 +279,7 @@ class BadSuites(SuiteCase):
         for items in ("0", "-1"):
             self.refuse(2, ["--items", "1 to", items], "ruler", "--items", items)
         self.refuse(2, ["--depths", "0"], "niah", "--depths", "0")
-        self.refuse(2, ["--context", "different", "512,512"], "ruler", "--context", "512,512")
+        self.refuse(2, ["--context", "different", "512 twice"], "ruler", "--context", "512,512")
         self.refuse(2, ["--context", "32768", "100000"], "ruler", "--context", "4096,100000")
 
     def test_context_too_short(self):

@@ -35,6 +35,11 @@ TEST(PairedMean, BinaryScoresHaveThePairedInterval) {
   EXPECT_DOUBLE_EQ(paired_mean({1}, {0}).difference(), -100);
 }
 
+TEST(PairedMean, FewScoresAreNotDrawn) {
+  EXPECT_FALSE(paired_mean({0.5, 1, 0, 0}, {0.5, 0.5, 0, 0}).interval);
+  EXPECT_TRUE(paired_mean({0.5, 1, 0, 0, 0}, {0.5, 0.5, 0, 0, 0}).interval);
+}
+
 TEST(PairedMean, OtherScoresAreDrawnAgain) {
   std::vector<double> first, second;
   for (int i = 0; i < 100; ++i) {
