@@ -39,7 +39,7 @@ std::string describe_fault(const CLI::App& app, const CLI::ParseError& fault) {
       commands += (commands.empty() ? "; expected one of " : ", ") + one->get_name();
     }
     if (!is_flag && !commands.empty()) {
-      return unknown.front() + ": no command of " + path + commands;
+      return unknown.front() + ": no command of " + path + commands + advice;
     }
     return unknown.front() + ": no " + (is_flag ? "option" : "command or argument") + " of " +
            path + advice;

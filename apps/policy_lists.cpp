@@ -20,7 +20,8 @@ Status check_list(const std::string& list, const char* list_flag, bool given, co
 }  // namespace
 
 void PolicyLists::add_to(CLI::App& app) {
-  app.add_option("--presets", presets, "Several presets, such as default,hata");
+  app.add_option("--presets", presets,
+                 "Several presets, such as default,hata (as --preset takes them here)");
   app.add_option("--selects", selects, "Several selections, such as exact,hash,random");
   app.add_option("--ratios", ratios, "Several set sizes, such as 0.1,0.05,0.02");
   policy.add_to(app);
