@@ -34,6 +34,13 @@ std::string describe_fault(const CLI::App& app, const CLI::ParseError& fault) {
   name = name.substr(0, name.find_first_of(": "));
   if (!unknown.empty() && !dynamic_cast<const CLI::ValidationError*>(&fault)) {
     const bool is_flag = unknown.front().starts_with('-');
+    std::string commands;
+    for (const CLI::App* one : command->get_subcommands({})) {
+      commands += (commands.empty() ? "; expected one of " : ", ") + one->get_name();
+    }
+    if (!is_flag && !commands.empty()) {
+      return unknown.front() + ": no command of " + path + commands + advice;
+    }
     return unknown.front() + ": no " + (is_flag ? "option" : "command or argument") + " of " +
            path + advice;
   }

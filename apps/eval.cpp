@@ -257,6 +257,7 @@ Result<int> recall(const RecallFlags& flags) {
 Command add_eval(CLI::App& app) {
   app.require_subcommand(1);
   const Command fidelity = add_eval_fidelity(app);
+  const auto suites = add_eval_suites(app);
   CLI::App* sub = app.add_subcommand(
       "recall", "Facts planted in long documents and asked for, under each policy and densely");
   auto flags = std::make_shared<RecallFlags>();
@@ -282,7 +283,13 @@ Command add_eval(CLI::App& app) {
       "codes likewise; agreement and KL (nats) of the next token,\nteacher-forced on the dense "
       "answer; "
       "attention mass kept; hit rate; share of new rows on a miss; bytes fetched.");
-  return [flags, sub, fidelity] { return sub->parsed() ? recall(*flags) : fidelity(); };
+  return [flags, sub, fidelity, suites]() -> Result<int> {
+    if (sub->parsed()) return recall(*flags);
+    for (const auto& [command, run] : suites) {
+      if (command->parsed()) return run();
+    }
+    return fidelity();
+  };
 }
 
 }  // namespace clo::app

@@ -20,7 +20,8 @@ Status check_list(const std::string& list, const char* list_flag, bool given, co
 }  // namespace
 
 void PolicyLists::add_to(CLI::App& app) {
-  app.add_option("--presets", presets, "Several presets, such as default,hata");
+  app.add_option("--presets", presets,
+                 "Several presets, such as default,hata (as --preset takes them here)");
   app.add_option("--selects", selects, "Several selections, such as exact,hash,random");
   app.add_option("--ratios", ratios, "Several set sizes, such as 0.1,0.05,0.02");
   app.add_option("--hit-tests", hit_tests, "Several hit tests, such as cosine,cosine+drift");
@@ -41,9 +42,9 @@ Result<std::vector<NamedPolicy>> PolicyLists::resolve() const {
     PolicyFlags flags;
   };
   std::vector<Part> parts;
-  for (const std::string& name : presets.empty()
-                                     ? std::vector<std::string>{policy.preset.value_or("default")}
-                                     : split_list(presets)) {
+  // --preset takes a list as well: one habit for one preset and for several.
+  for (const std::string& name :
+       split_list(presets.empty() ? policy.preset.value_or("default") : presets)) {
     parts.push_back({name, name, policy});
   }
   // Every part with every word of a list.

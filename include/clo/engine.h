@@ -81,6 +81,9 @@ struct Request {
   std::vector<Message> messages;    // through the model's chat template
   std::string prompt;               // as it is (BOS as the tokenizer file says)
   std::vector<int32_t> prompt_ids;  // as they are
+  // The answer goes on from this text, which stands at the prompt's end (after the assistant's
+  // header, beside messages) and is not part of the answer. Not beside prompt_ids.
+  std::string answer_prefix;
 
   int64_t max_new_tokens = 256;
   bool ignore_eos = false;
@@ -97,6 +100,9 @@ struct Request {
   std::function<void(std::span<const float>)> on_logits;  // [vocab_size], before sampling
   // At each step compare attended rows with all rows, and queries with the last ones (slow).
   bool measure_mass = false;
+  // Prompt tokens whose rows are counted at each step, and how many of them are attended:
+  // ascending, disjoint, within the prompt. By the CPU backend alone.
+  std::vector<TokenRange> watched_ranges;
 };
 
 enum class FinishReason : uint8_t { kStop, kLength, kCancelled, kError };
@@ -131,7 +137,7 @@ class Engine {
   bool step();
   // Not from inside a request's own callbacks: there keep_going is the way.
   void cancel(RequestId id);
-  // Whether Request::measure_mass is served: by the CPU backend alone.
+  // Whether Request::measure_mass and watched_ranges are served: by the CPU backend alone.
   bool can_measure_mass() const;
   // False once the device has failed in a step: load a new engine.
   bool healthy() const;
@@ -143,6 +149,9 @@ class Engine {
   // The token ids a request's prompt becomes. Fails as submit does.
   Result<std::vector<int32_t>> tokenize(const Request& request) const;
   Result<std::vector<int32_t>> encode(std::string_view text) const;
+  // The bytes a token stands for, possibly a part of a character; empty for an unknown id and for a
+  // model without a tokenizer.
+  std::string token_bytes(int32_t id) const;
   bool has_chat_template() const;
   int64_t max_context_tokens() const;
   int64_t vocab_size() const;

@@ -7,6 +7,12 @@
 
 namespace clo {
 
+// Tokens [first, end) of a sequence.
+struct TokenRange {
+  int64_t first = 0;
+  int64_t end = 0;
+};
+
 // Counts of one layer (or, summed, of a request). Rows are token rows: K and V of one token of one
 // KV head. Only evictable heads hit, miss and fetch; resident heads are in the attended figures.
 struct KvCounters {
@@ -42,6 +48,10 @@ struct KvCounters {
   // that of the step before, both after the rotary embedding.
   double query_cosine = 0;
   int64_t query_cosine_samples = 0;
+  // Of Request::watched_ranges, over the head-steps that attend to a set: rows that were in context
+  // and those of them that were attended.
+  int64_t watched_rows = 0;
+  int64_t watched_rows_attended = 0;
 
   KvCounters& operator+=(const KvCounters& other);
   // Times that a set was looked at; a correction looks at it once more.

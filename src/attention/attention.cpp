@@ -225,6 +225,7 @@ void Attention::attend_decode(int32_t layer, const float* queries, int64_t query
     measure_queries(layer, queries, query_stride);
   }
   if (system_.observer != nullptr) system_.observer->on_decode(shape, layer, tasks_);
+  count_watched(layer);
 
   for (size_t s = 0; s < batch_.size(); ++s) {
     std::copy_n(queries + static_cast<int64_t>(s) * query_stride, width,

@@ -68,6 +68,7 @@ class Attention {
                    std::span<const float> log_sum_exp, int32_t num_rows);
   void measure_mass(int32_t layer);
   void measure_queries(int32_t layer, const float* queries, int64_t query_stride);
+  void count_watched(int32_t layer);
 
   KvSystem& system_;
   float scale_;

@@ -266,4 +266,30 @@ void Attention::measure_queries(int32_t layer, const float* queries, int64_t que
   }
 }
 
+void Attention::count_watched(int32_t layer) {
+  const auto heads = static_cast<size_t>(system_.shape.num_kv_heads);
+  for (size_t t = 0; t < tasks_.size(); ++t) {
+    SequenceKv& sequence = *batch_[t / heads];
+    // As with mass: heads that attend to everything would only dilute what sets miss.
+    if (sequence.watched.empty() || tasks_[t].attend_all) continue;
+    const HeadCacheView& head = *tasks_[t].head;
+    const int64_t context = tasks_[t].context_tokens;
+    const int64_t sinks = std::min<int64_t>(head.sink_tokens, context);
+    const int64_t ring_begin = std::max<int64_t>(sinks, context - head.ring_tokens);
+    KvCounters& counters = sequence.counters(layer);
+    for (const TokenRange& range : sequence.watched) {
+      const auto overlap = [&](int64_t first, int64_t end) {
+        return std::max<int64_t>(0, std::min(range.end, end) - std::max(range.first, first));
+      };
+      counters.watched_rows += overlap(0, context);
+      counters.watched_rows_attended += overlap(0, sinks) + overlap(ring_begin, context);
+      for (int32_t slot = 0; slot < head.state->num_slots_used; ++slot) {
+        const int64_t token = head.slot_token[slot];
+        counters.watched_rows_attended +=
+            token >= range.first && token < range.end && token < ring_begin;
+      }
+    }
+  }
+}
+
 }  // namespace clo

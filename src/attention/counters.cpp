@@ -29,6 +29,8 @@ KvCounters& KvCounters::operator+=(const KvCounters& other) {
   mass_samples += other.mass_samples;
   query_cosine += other.query_cosine;
   query_cosine_samples += other.query_cosine_samples;
+  watched_rows += other.watched_rows;
+  watched_rows_attended += other.watched_rows_attended;
   return *this;
 }
 

@@ -63,6 +63,8 @@ class SequenceKv {
   // The true queries of the last token, per layer [num_q_heads, head_dim].
   std::span<float> last_query(int32_t layer);
   bool has_last_query = false;
+  // Evaluation: rows that decode attention counts when it reads them. Ascending and disjoint.
+  std::vector<TokenRange> watched;
 
   // What a hit test knows of a head beside its label; there for the tests that read it.
   struct HeadMemory {

@@ -91,6 +91,11 @@ Result<std::vector<int32_t>> Engine::Impl::prompt_ids(const Request& request) co
                  "a request has one of messages, prompt and prompt_ids, not several", ""};
   }
   if (!request.prompt_ids.empty()) {
+    if (!request.answer_prefix.empty()) {
+      return Error{ErrorCode::kBadRequest,
+                   "is text, so it cannot follow prompt_ids; append its ids to them",
+                   "answer_prefix"};
+    }
     for (const int32_t id : request.prompt_ids) {
       if (id < 0 || id >= config.vocab_size) {
         return Error{ErrorCode::kBadRequest,
@@ -113,15 +118,35 @@ Result<std::vector<int32_t>> Engine::Impl::prompt_ids(const Request& request) co
     }
     CLO_ASSIGN(const std::string text, chat_template->render(messages, template_variables));
     // The template writes its own BOS, so the tokenizer must not add another.
-    CLO_ASSIGN(ids, encode(text, {.add_special_tokens = false}));
+    CLO_ASSIGN(ids, encode(text + request.answer_prefix, {.add_special_tokens = false}));
   } else {
-    CLO_ASSIGN(ids, encode(request.prompt, {.add_special_tokens = true}));
+    CLO_ASSIGN(ids, encode(request.prompt + request.answer_prefix, {.add_special_tokens = true}));
   }
   if (ids.empty()) {
     return Error{ErrorCode::kBadRequest, "the prompt is empty: there is nothing to continue", ""};
   }
   return ids;
 }
+
+namespace {
+
+// Fails: kBadRequest for ranges that are empty, overlap, or leave the prompt.
+Status check_watched(std::span<const TokenRange> ranges, int64_t prompt_tokens) {
+  int64_t end = 0;
+  for (const TokenRange& range : ranges) {
+    if (range.first < end || range.end <= range.first || range.end > prompt_tokens) {
+      return Error{ErrorCode::kBadRequest,
+                   "expected ascending, disjoint ranges of the prompt's " +
+                       std::to_string(prompt_tokens) + " tokens, found [" +
+                       std::to_string(range.first) + ", " + std::to_string(range.end) + ")",
+                   "watched_ranges"};
+    }
+    end = range.end;
+  }
+  return Ok{};
+}
+
+}  // namespace
 
 Result<std::unique_ptr<Sequence>> Engine::Impl::make_sequence(Request request) {
   CLO_ASSIGN(std::vector<int32_t> ids, prompt_ids(request));
@@ -164,6 +189,12 @@ Result<std::unique_ptr<Sequence>> Engine::Impl::make_sequence(Request request) {
                  "attention mass is measured on the CPU backend only; use --backend cpu",
                  "measure_mass"};
   }
+  if (cuda && !request.watched_ranges.empty()) {
+    return Error{ErrorCode::kUnsupported,
+                 "attended rows are watched on the CPU backend only; use --backend cpu",
+                 "watched_ranges"};
+  }
+  CLO_TRY(check_watched(request.watched_ranges, prompt_tokens));
   const PolicyOptions policy =
       for_backend(request.policy.value_or(options.policy), options.backend);
   CLO_TRY(check_policy(policy, shape, options.backend));
@@ -213,6 +244,7 @@ bool Engine::Impl::admit() {
       continue;
     }
     sequence.kv = std::move(kv).value();
+    sequence.kv->watched = sequence.request.watched_ranges;
     runner->begin(*sequence.kv, sequence.sampler.options());
     sequence.state = Sequence::State::kPrefill;
     sequence.admitted = Clock::now();

@@ -138,6 +138,10 @@ Result<std::vector<int32_t>> Engine::encode(std::string_view text) const {
   return impl_->encode(text, {});
 }
 
+std::string Engine::token_bytes(int32_t id) const {
+  return impl_->tokenizer ? impl_->tokenizer->decode_bytes(id) : std::string();
+}
+
 bool Engine::has_chat_template() const { return impl_->chat_template.has_value(); }
 int64_t Engine::max_context_tokens() const { return impl_->max_context; }
 int64_t Engine::vocab_size() const { return impl_->config.vocab_size; }

@@ -9,15 +9,12 @@
 #include <span>
 
 #include "base/try.h"
+#include "eval/prose.h"
 #include "eval/words.h"
 
 namespace clo {
 
 namespace {
-
-std::string_view pick(std::span<const std::string_view> words, ItemRandom& random) {
-  return words[random.below(words.size())];
-}
 
 std::string_view subject(FactForm form) {
   switch (form) {
@@ -29,32 +26,6 @@ std::string_view subject(FactForm form) {
       return "access code";
   }
   return "";
-}
-
-// One sentence of a small grammar; early words of a list come more often, as in real text.
-std::string sentence(ItemRandom& random) {
-  const auto skewed = [&](std::span<const std::string_view> words) {
-    const double u = random.uniform();
-    return std::string(words[static_cast<size_t>(u * u * static_cast<double>(words.size()))]);
-  };
-  const auto thing = [&] { return skewed(adjectives()) + " " + skewed(nouns()); };
-  static constexpr std::string_view kOpenings[] = {
-      "",         "In the morning ", "Every year ", "Near the harbor ", "As the story goes, ",
-      "At dusk ", "Now and then ",   "Later "};
-  static constexpr std::string_view kEndings[] = {"",
-                                                  " before the rain comes",
-                                                  " without a word",
-                                                  " for the third time",
-                                                  " while the others wait",
-                                                  " beyond the hills",
-                                                  " as it always has",
-                                                  " until the evening"};
-  std::string text(pick(kOpenings, random));
-  text += text.empty() ? "The " : "the ";
-  text += thing() + " " + skewed(verbs()) + " the " + thing();
-  if (random.below(3) == 0) text += " and the " + thing() + " " + skewed(verbs()) + " it";
-  text += pick(kEndings, random);
-  return text + ".";
 }
 
 }  // namespace
@@ -158,7 +129,7 @@ bool FillerText::next(std::string& line) {
     const uint64_t sentences = 1 + random_.below(5);
     for (uint64_t i = 0; i < sentences; ++i) {
       if (i > 0) line += ' ';
-      line += sentence(random_);
+      line += prose_sentence(random_);
     }
     return true;
   }

@@ -13,7 +13,7 @@ import unittest
 import program
 
 MODULES = ["bad_models_test", "bad_flags_test", "prompts_test", "run_test", "chat_test",
-           "measure_test", "profile_test", "gguf_test", "gpu_test"]
+           "measure_test", "profile_test", "suites_test", "gguf_test", "gpu_test"]
 
 
 def main():

@@ -494,7 +494,8 @@ class Help(Case):
             self.assertIn(command, text)
 
     def test_commands_name_every_policy_flag(self):
-        for command in (["run"], ["inspect"], ["demo"], ["eval", "recall"], ["bench", "decode"]):
+        for command in (["run"], ["inspect"], ["demo"], ["eval", "recall"], ["eval", "ruler"],
+                        ["bench", "decode"]):
             answer = self.succeeds(*command, "--help")
             self.assertEqual(answer.err, "")
             for flag in self.POLICY + ["--model", "--device-memory", "--threads"]:
@@ -504,7 +505,10 @@ class Help(Case):
                     self.assertLessEqual(len(line), 120, line)
 
     def test_suites(self):
-        self.assertIn("recall", self.succeeds("eval", "--help").out)
+        text = self.succeeds("eval", "--help").out
+        for suite in ("recall", "fidelity", "ruler", "niah", "infinite", "multihop", "position",
+                      "length", "longbench"):
+            self.assertIn(suite, text)
         self.assertIn("decode", self.succeeds("bench", "--help").out)
 
     def test_presets_are_explained(self):

@@ -212,6 +212,9 @@ class Simulation {
 
   int64_t num_steps() const { return num_steps_; }
   int64_t num_checked() const { return num_checked_; }
+  // Of each sequence's `watched`, as KvCounters counts them.
+  int64_t watched_rows() const { return watched_rows_; }
+  int64_t watched_rows_attended() const { return watched_rows_attended_; }
 
  private:
   void append_row(const Actor& actor, int32_t layer, int64_t position, std::vector<float>& keys,
@@ -271,6 +274,11 @@ class Simulation {
       return;
     }
     check_visible(policy, task, tokens);
+    for (const TokenRange& range : actor.kv->watched) {
+      watched_rows_ += std::max<int64_t>(0, std::min(range.end, context) - range.first);
+      watched_rows_attended_ +=
+          std::distance(tokens.lower_bound(range.first), tokens.lower_bound(range.end));
+    }
   }
 
   // A full row of a token that a stored prefix supplied was made from the stored one.
@@ -342,6 +350,7 @@ class Simulation {
   Attention attention_;
   int32_t layer_ = 0;
   int64_t num_steps_ = 0, num_checked_ = 0;
+  int64_t watched_rows_ = 0, watched_rows_attended_ = 0;
   std::vector<std::map<int64_t, Form>> seen_;  // [task] tokens attended in the layer at hand
 };
 
@@ -383,6 +392,8 @@ RC_GTEST_PROP(Decode, NoTokenBecomesInvisibleAndEachIsAttendedOnce, ()) {
     actors.push_back(
         std::make_unique<Actor>(world, options, std::move(tokens), static_cast<uint64_t>(a) + 1));
     RC_ASSERT(actors.back()->kv != nullptr);
+    const int64_t watched = *rc::gen::inRange<int64_t>(0, prompt);
+    actors.back()->kv->watched = {{watched / 3, watched}, {watched, prompt}};
     batch.push_back(actors.back().get());
   }
   Simulation simulation(world, batch);
@@ -390,7 +401,13 @@ RC_GTEST_PROP(Decode, NoTokenBecomesInvisibleAndEachIsAttendedOnce, ()) {
   for (Actor* actor : batch) simulation.prefill(*actor, chunk);
   for (int64_t i = 0; i < steps; ++i) simulation.decode();
   RC_ASSERT(simulation.num_checked() == steps * num_actors * shape.num_layers * shape.num_kv_heads);
-  for (const auto& actor : actors) check_counters(world, *actor, steps);
+  KvCounters total;
+  for (const auto& actor : actors) {
+    check_counters(world, *actor, steps);
+    for (const KvCounters& layer : actor->kv->layer_counters()) total += layer;
+  }
+  RC_ASSERT(total.watched_rows == simulation.watched_rows());
+  RC_ASSERT(total.watched_rows_attended == simulation.watched_rows_attended());
 }
 
 PolicyOptions frozen_policy() {

@@ -150,12 +150,66 @@ TEST(BadRequest, IsRefusedWithItsReason) {
   Request hot = ids_request({5}, 5, policy);
   hot.sampling = SamplingOptions{.temperature = -1};
   EXPECT_EQ(refusal(std::move(hot)).code, ErrorCode::kBadFlag);
+  for (const std::vector<TokenRange>& ranges :
+       {std::vector<TokenRange>{{1, 1}}, {{2, 6}}, {{2, 4}, {3, 5}}, {{3, 4}, {1, 2}}, {{-1, 2}}}) {
+    Request watched = ids_request({5, 6, 7, 8, 9}, 5, policy);
+    watched.watched_ranges = ranges;
+    EXPECT_EQ(refusal(std::move(watched)).where, "watched_ranges");
+  }
+  Request prefixed = ids_request({5}, 5, policy);
+  prefixed.answer_prefix = "text";
+  EXPECT_EQ(refusal(std::move(prefixed)).where, "answer_prefix");
   PolicyOptions missing_head = policy;
   missing_head.persistent = PolicyOptions::Persistent::kList;
   missing_head.persistent_heads = {{0, 9}};
   const Error head = refusal(ids_request({5}, 5, missing_head));
   EXPECT_EQ(head.code, ErrorCode::kBadFlag);
   EXPECT_NE(head.message.find("0:9"), std::string::npos);
+}
+
+// Every head and step counts the prompt's watched rows; a set that covers everything reads them
+// all, a small one some, and dense heads are not counted.
+TEST(Watched, RowsOfTheRangesAreCounted) {
+  const auto engine = load_engine(tiny_options("llama31"));
+  ASSERT_NE(engine, nullptr);
+  const auto counted = [&](const PolicyOptions& policy) {
+    Request request = ids_request(random_ids(800, engine->vocab_size(), 3), 20, policy);
+    request.watched_ranges = {{100, 130}, {400, 410}};
+    return answer_of(*engine, std::move(request)).report;
+  };
+  PolicyOptions policy = evictable("default");
+  policy.set_tokens = 900;
+  const Report all = counted(policy);
+  EXPECT_EQ(all.total.watched_rows, 40 * all.num_heads * all.decode_steps);
+  EXPECT_EQ(all.total.watched_rows_attended, all.total.watched_rows);
+  policy.set_tokens = 100;
+  const Report some = counted(policy);
+  EXPECT_EQ(some.total.watched_rows, all.total.watched_rows);
+  EXPECT_GT(some.total.watched_rows_attended, 0);
+  EXPECT_LT(some.total.watched_rows_attended, some.total.watched_rows);
+  EXPECT_EQ(counted(*preset("dense")).total.watched_rows, 0);
+}
+
+// The prompt ends with the prefix: token by token as if the model had begun its answer so.
+TEST(AnswerPrefix, EndsThePrompt) {
+  const auto engine = load_engine(tiny_options("recall-7m"));
+  ASSERT_NE(engine, nullptr);
+  Request plain;
+  plain.messages = {{"user", "What is the secret word for blue-harbor?"}};
+  Request prefixed = plain;
+  prefixed.answer_prefix = "The secret word";
+  std::vector<int32_t> ids = *engine->tokenize(plain);
+  const std::vector<int32_t> more = *engine->encode(prefixed.answer_prefix);
+  ids.insert(ids.end(), more.begin(), more.end());
+  EXPECT_EQ(*engine->tokenize(prefixed), ids);
+  Request raw;
+  raw.prompt = "Once";
+  raw.answer_prefix = " more";
+  EXPECT_EQ(*engine->tokenize(raw), *engine->encode("Once more"));
+  std::string bytes;
+  const std::vector<int32_t> once = *engine->encode("Once more");
+  for (const int32_t id : once) bytes += engine->token_bytes(id);
+  EXPECT_EQ(bytes, "Once more");
 }
 
 TEST(Budget, TooSmallNamesTheSmallestThatWorks) {
