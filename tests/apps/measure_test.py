@@ -320,6 +320,17 @@ class Fidelity(Case):
             # Dense and the two types of the policy, in both panels; a point for each line.
             self.assertEqual(len(root.findall(f"{svg}polyline")), 2 * 3)
             self.assertEqual(len(root.findall(f"{svg}circle")), 2 * 5)
+        # Over fetched bytes a line for what differs in thresholds alone, and the front.
+        self.table("--context", "1400", "--compared", "24", "--persistent-heads", "0",
+                   "--threshold", "0.5", "--hit-tests", "cosine,cosine+drift", "--qualities",
+                   "none,0.7")
+        drawn = subprocess.run([sys.executable, script, self.path("out.jsonl"),
+                                self.path("out.svg"), "--x", "fetched"], capture_output=True,
+                               text=True, timeout=SECONDS)
+        self.assertEqual(drawn.stderr, "")
+        root = ElementTree.parse(self.path("out.svg")).getroot()
+        self.assertEqual(len(root.findall(f"{svg}polyline")), 2 * (4 + 1))
+        self.assertEqual(len(root.findall(f"{svg}circle")), 2 * 4)
         self.write("old.jsonl", json.dumps({"kind": "summary", "suite": "fidelity"}))
         for args, named in ((["nowhere.jsonl"], "nowhere.jsonl"), (["old.jsonl"], "kv_type")):
             failed = subprocess.run([sys.executable, script, *map(self.path, args),

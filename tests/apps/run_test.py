@@ -85,6 +85,18 @@ class Answers(Case):
             self.assertTrue(answer.figure(figure), figure)
         self.assertIn("chat template", answer.figure("prompt"))
 
+    def test_quality_is_held_and_reported(self):
+        args = ["--persistent-heads", "0", "--set-tokens", "128", "--quality", "0.8",
+                "--max-new-tokens", "60", "--ignore-eos"]
+        answer = self.about_the_text(*args, keys=["amber-falcon"])
+        self.assertRegex(answer.figure("quality"), r"80\.0 % wanted, \d+\.\d % estimated")
+        quality = self.about_the_text(*args, "--json", keys=["amber-falcon"]).json()[0]["report"][
+            "quality"]
+        self.assertEqual(quality["wanted"], 0.8)
+        self.assertGreater(quality["samples"], 20)
+        self.assertLess(quality["low"], quality["estimated"])
+        self.assertLess(quality["estimated"], quality["high"])
+
     def test_quiet_prints_the_answer_alone(self):
         for keys in (["amber-falcon"], list(FACTS)):
             answer = self.about_the_text("--quiet", keys=keys)
