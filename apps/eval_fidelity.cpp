@@ -128,13 +128,6 @@ void print_row(const nlohmann::json& line) {
 }
 
 Result<int> fidelity(const FidelityFlags& flags) {
-  const auto in_range = [](const char* flag, int64_t value, int64_t low, int64_t high) -> Status {
-    if (value >= low && value <= high) return Ok{};
-    return Error{ErrorCode::kBadFlag,
-                 "expected " + std::to_string(low) + " to " + std::to_string(high) + ", found " +
-                     std::to_string(value),
-                 flag};
-  };
   CLO_TRY(in_range("--context", flags.context, 2, int64_t{1} << 24));
   CLO_TRY(in_range("--compared", flags.compared, 1, flags.context - 1));
   CLO_TRY(in_range("--windows", flags.windows.value_or(1), 1, 1'000'000));

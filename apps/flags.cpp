@@ -100,6 +100,14 @@ PolicyOptions widest(const std::vector<PolicyOptions>& policies) {
       [&](const PolicyOptions& a, const PolicyOptions& b) { return need(a) < need(b); });
 }
 
+Status in_range(const char* flag, int64_t value, int64_t low, int64_t high) {
+  if (value >= low && value <= high) return Ok{};
+  return Error{ErrorCode::kBadFlag,
+               "expected " + std::to_string(low) + " to " + std::to_string(high) + ", found " +
+                   std::to_string(value),
+               flag};
+}
+
 std::string presets_help() {
   std::string text = "Presets (each is these flags; a flag given beside it wins):\n";
   for (const std::string& name : preset_names()) {

@@ -81,6 +81,8 @@ struct EngineFlags {
   Result<EngineOptions> resolve() const;
 };
 
+// Fails: kBadFlag unless low <= value <= high.
+Status in_range(const char* flag, int64_t value, int64_t low, int64_t high);
 // "4096,16384" as numbers. Fails: kBadFlag.
 Result<std::vector<int64_t>> parse_numbers(const std::string& text, const char* flag);
 std::vector<std::string> split_list(const std::string& text);

@@ -62,13 +62,6 @@ Result<std::optional<HashTraining>> training_of(const ProfileFlags& flags) {
 }
 
 Status check_numbers(const ProfileFlags& flags, const PolicyOptions& policy, int64_t decode) {
-  const auto in_range = [](const char* flag, int64_t value, int64_t low, int64_t high) -> Status {
-    if (value >= low && value <= high) return Ok{};
-    return Error{ErrorCode::kBadFlag,
-                 "expected " + std::to_string(low) + " to " + std::to_string(high) + ", found " +
-                     std::to_string(value),
-                 flag};
-  };
   CLO_TRY(in_range("--context", flags.context, 256, int64_t{1} << 24));
   CLO_TRY(in_range("--windows", flags.windows, 1, 10'000));
   CLO_TRY(in_range("--iterations", flags.iterations, 1, 1'000'000));

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "base/split_mix.h"
+
 namespace clo {
 
 MassSampler::MassSampler(Dial dial, int64_t num_heads)
@@ -10,20 +12,12 @@ MassSampler::MassSampler(Dial dial, int64_t num_heads)
   std::iota(order_.begin(), order_.end(), 0);
 }
 
-// SplitMix64 (Steele, Lea and Flood, 2014).
-uint64_t MassSampler::next() {
-  state_ += 0x9E3779B97F4A7C15u;
-  uint64_t z = state_;
-  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
-  z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
-  return z ^ (z >> 31);
-}
-
 void MassSampler::begin_step() {
   now_.clear();
   while (std::ssize(now_) < kHeadsAtOnce) {
     if (at_ == order_.size()) {
-      for (size_t i = order_.size(); i > 1; --i) std::swap(order_[i - 1], order_[next() % i]);
+      for (size_t i = order_.size(); i > 1; --i)
+        std::swap(order_[i - 1], order_[split_mix(state_) % i]);
       at_ = 0;
     }
     now_.push_back(order_[at_++]);
@@ -47,7 +41,7 @@ void MassSampler::draw_rows(const HeadCacheView& head, int64_t context_tokens, i
   }
   while (std::ssize(tokens) < num_rows) {
     const auto token = static_cast<int32_t>(
-        first + static_cast<int64_t>(next() % static_cast<uint64_t>(end - first)));
+        first + static_cast<int64_t>(split_mix(state_) % static_cast<uint64_t>(end - first)));
     if (!holds(head, token)) tokens.push_back(token);
   }
 }

@@ -35,8 +35,6 @@ class MassSampler {
                  int32_t num_rows, std::vector<int32_t>& tokens);
 
  private:
-  uint64_t next();
-
   Dial dial_;
   std::vector<int32_t> order_;
   size_t at_ = 0;

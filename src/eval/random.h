@@ -3,20 +3,15 @@
 // machine and standard library.
 #include <cstdint>
 
+#include "base/split_mix.h"
+
 namespace clo {
 
-// SplitMix64 (Steele, Lea and Flood, 2014).
 class ItemRandom {
  public:
   explicit ItemRandom(uint64_t seed) : state_(seed * 0x9E3779B97F4A7C15u + 0x5851F42D4C957F2Du) {}
 
-  uint64_t next() {
-    state_ += 0x9E3779B97F4A7C15u;
-    uint64_t z = state_;
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
-    return z ^ (z >> 31);
-  }
+  uint64_t next() { return split_mix(state_); }
   // Uniform in [0, bound). Requires: bound > 0. The bias is below 2^-40 for the bounds used here.
   uint64_t below(uint64_t bound) { return next() % bound; }
   double uniform() { return static_cast<double>(next() >> 11) * 0x1p-53; }

@@ -5,19 +5,14 @@
 #include <cstdint>
 #include <vector>
 
+#include "base/split_mix.h"
+
 namespace clo::training {
 
-// SplitMix64 (Steele, Lea and Flood, 2014).
 class Random {
  public:
   explicit Random(uint64_t seed) : state_(seed) {}
-  uint64_t next() {
-    state_ += 0x9E3779B97F4A7C15u;
-    uint64_t z = state_;
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
-    return z ^ (z >> 31);
-  }
+  uint64_t next() { return split_mix(state_); }
   int64_t below(int64_t count) {
     return static_cast<int64_t>(next() % static_cast<uint64_t>(count));
   }
