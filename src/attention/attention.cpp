@@ -254,18 +254,20 @@ void Attention::refresh(int32_t layer, Cause cause) {
     KvCounters& counters = sequence.counters(layer);
     const int64_t ring_begin = task.context_tokens - task.head->ring_tokens;
     const int64_t chosen_from = candidates(sequence.policy(), state.label_length).size();
-    const int64_t wanted = std::min(set_size(sequence.policy(), task.context_tokens),
-                                    candidates(sequence.policy(), task.context_tokens).size());
+    bool too_small = false;  // only a dial makes sets grow by more than the context does
+    if (sequence.sampler() != nullptr) {
+      const int64_t wanted = std::min(set_size(sequence.policy(), task.context_tokens),
+                                      candidates(sequence.policy(), task.context_tokens).size());
+      too_small = 4 * state.num_set_tokens < 3 * wanted;
+    }
     const double ahead = cause == Cause::kForesee ? prefetch_margin(sequence.policy()) : 0;
     const double margin = 1 - (1 - ahead) * sequence.dial_angle();
-    Decision decision =
-        decide(sequence.policy(),
-               {state.has_label != 0, state.label_length, state.candidates_end,
-                state.num_set_tokens >= chosen_from,
-                sequence.sampler() != nullptr && 4 * state.num_set_tokens < 3 * wanted},
-               task.context_tokens, covers(sequence.policy(), task.context_tokens), ring_begin,
-               std::span(cosine_).subspan(i * group, group),
-               sequence.importance(layer, task.kv_head), margin);
+    Decision decision = decide(sequence.policy(),
+                               {state.has_label != 0, state.label_length, state.candidates_end,
+                                state.num_set_tokens >= chosen_from, too_small},
+                               task.context_tokens, covers(sequence.policy(), task.context_tokens),
+                               ring_begin, std::span(cosine_).subspan(i * group, group),
+                               sequence.importance(layer, task.kv_head), margin);
     if (decision == Decision::kHit && refused(sequence, task, margin)) decision = Decision::kMiss;
     if (decision != Decision::kHit) misses_.push_back(candidates_[i]);
     if (task.head->is_resident()) {

@@ -82,7 +82,7 @@ class Attention {
   std::vector<Candidate> candidates_, corrections_, misses_;
   std::vector<HeadTask> tasks_;    // all heads of the step
   std::vector<HeadTask> decided_;  // those of candidates_, side by side
-  std::vector<float> cosine_, log_sum_exp_, full_log_sum_exp_, min_entropy_, unused_out_;
+  std::vector<float> cosine_, log_sum_exp_, full_log_sum_exp_, min_entropy_, unused_out_, moved_;
   std::vector<int32_t> sampled_tokens_;
   std::vector<int64_t> rows_read_;
   std::vector<SelectTask> select_tasks_;

@@ -90,15 +90,15 @@ bool Attention::refused(SequenceKv& sequence, const HeadTask& task, double margi
   const SequenceKv::HeadMemory& memory = sequence.memory(task.layer, task.kv_head);
   const auto group = static_cast<size_t>(system_.shape.group_size());
   const auto dim = static_cast<size_t>(system_.shape.head_dim);
-  std::vector<float> moved(group);
+  moved_.resize(group);
   for (size_t g = 0; g < group; ++g) {
-    moved[g] = policy.hit_test == HitTest::kEntropy
-                   ? memory.entropy[g] - memory.entropy_at_label[g]
-                   : score_drift({task.query + g * dim, dim}, {task.head->label + g * dim, dim},
-                                 memory.key_spread, scale_);
+    moved_[g] = policy.hit_test == HitTest::kEntropy
+                    ? memory.entropy[g] - memory.entropy_at_label[g]
+                    : score_drift({task.query + g * dim, dim}, {task.head->label + g * dim, dim},
+                                  memory.key_spread, scale_);
   }
   // Not known yet, right after the prompt: no reason to refuse.
-  const double mean = group_mean(policy, moved, sequence.importance(task.layer, task.kv_head));
+  const double mean = group_mean(policy, moved_, sequence.importance(task.layer, task.kv_head));
   const double limit =
       policy.hit_test == HitTest::kEntropy ? policy.entropy_rise : policy.drift_limit;
   return mean > (1 - margin) * limit;

@@ -192,13 +192,23 @@ void SequenceKv::demote(int64_t count, int64_t written_tokens) {
   CLO_CHECK(count >= 0 && count <= num_budget_heads(), count, num_budget_heads());
   CLO_CHECK(written_tokens >= num_tokens_ && written_tokens <= capacity_tokens_, written_tokens,
             num_tokens_);
-  const auto kept = choose_resident_heads(reserved_policy_, system_.shape, difficulty(),
-                                          num_budget_heads_ - count);
-  CLO_CHECK(kept.has_value());  // it was when the sequence was made
+  // Of those that are resident now, which need not be the hardest of all: not every swap is worth
+  // its rows. The order is that in which heads fill a budget.
+  const auto fixed = choose_resident_heads(reserved_policy_, system_.shape, difficulty(), 0);
+  CLO_CHECK(fixed.has_value());  // it was when the sequence was made
+  std::vector<size_t> leaving;
+  for (size_t i = 0; i < resident_.size(); ++i) {
+    if (resident_[i] != 0 && (*fixed)[i] == 0) leaving.push_back(i);
+  }
+  if (!difficulty().empty()) {
+    std::stable_sort(leaving.begin(), leaving.end(),
+                     [&](size_t a, size_t b) { return difficulty()[a] > difficulty()[b]; });
+  }
+  CLO_CHECK(std::ssize(leaving) == num_budget_heads_, leaving.size(), num_budget_heads_);
+  leaving.erase(leaving.begin(), leaving.end() - count);
   num_budget_heads_ -= count;
   std::vector<RowMove> moves;
-  for (size_t i = 0; i < heads_.size(); ++i) {
-    if (resident_[i] == (*kept)[i]) continue;
+  for (const size_t i : leaving) {
     device_kv_bytes_ -= head_cache_bytes(system_.shape, head_spec(1));
     resident_[i] = 0;
     if (system_.shape.compressed()) {
