@@ -153,7 +153,7 @@ void PolicyFlags::add_to(CLI::App& app, bool with_preset) {
       "With cosine+drift: nats that a typical key's score may have moved by (1)");
   add("--quality", quality,
       "Share of the attention mass to keep, such as 0.99: set sizes, thresholds and label age then "
-      "follow samples of it (on the CPU)");
+      "follow samples of it");
   add("--fetch", fetch, "On a miss move only new rows or the whole set: delta, whole");
   add("--max-label-age", max_label_age, "Steps a set may be kept (64), or none");
   add("--sink", sink, "First tokens, always attended (4)");

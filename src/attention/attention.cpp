@@ -16,9 +16,6 @@ void Attention::begin_decode(std::span<SequenceKv* const> batch) {
   batch_.assign(batch.begin(), batch.end());
   tokens_per_sequence_ = 1;
   prefill_ = prime_ = false;
-  for (SequenceKv* sequence : batch_) {
-    if (sequence->sampler() != nullptr) sequence->sampler()->begin_step();
-  }
 }
 
 void Attention::begin_prefill(SequenceKv& sequence, int64_t num_tokens, bool last) {
@@ -132,7 +129,7 @@ void Attention::attend_prefill(int32_t layer, const float* queries, int64_t quer
   refresh(layer, Cause::kPrime);
   if (sequence.can_settle_residents()) note_difficulty(layer, queries, query_stride);
   if (sequence.policy().hit_test == HitTest::kDrift) note_spread(layer);
-  if (sequence.sampler() != nullptr) sample_first_sets();
+  if (sequence.dial() != nullptr) sample_first_sets();
 }
 
 void Attention::attend_decode(int32_t layer, const float* queries, int64_t query_stride,
@@ -219,7 +216,7 @@ void Attention::attend_decode(int32_t layer, const float* queries, int64_t query
     counters.rows_in_context += tasks_[t].context_tokens;
   }
   if (params.min_entropy != nullptr) note_entropy(layer);
-  if (params.log_sum_exp != nullptr) sample_mass(layer);
+  if (params.log_sum_exp != nullptr) sample_mass();
   if (system_.measure_mass) {
     measure_mass(layer);
     measure_queries(layer, queries, query_stride);
@@ -255,7 +252,7 @@ void Attention::refresh(int32_t layer, Cause cause) {
     const int64_t ring_begin = task.context_tokens - task.head->ring_tokens;
     const int64_t chosen_from = candidates(sequence.policy(), state.label_length).size();
     bool too_small = false;  // only a dial makes sets grow by more than the context does
-    if (sequence.sampler() != nullptr) {
+    if (sequence.dial() != nullptr) {
       const int64_t wanted = std::min(set_size(sequence.policy(), task.context_tokens),
                                       candidates(sequence.policy(), task.context_tokens).size());
       too_small = 4 * state.num_set_tokens < 3 * wanted;
@@ -398,7 +395,9 @@ void Attention::end() {
   for (SequenceKv* sequence : batch_) {
     sequence->advance(tokens_per_sequence_);
     if (prime_ && sequence->can_settle_residents()) settle_residents(*sequence);
-    if (sequence->sampler() != nullptr && (!prefill_ || prime_)) sequence->follow_dial();
+    if (sequence->dial() == nullptr || (prefill_ && !prime_)) continue;
+    if (prime_) sequence->dial()->start();
+    sequence->follow_dial();
   }
 }
 

@@ -62,10 +62,11 @@ class Attention {
   void note_spread(int32_t layer);
   void settle_residents(SequenceKv& sequence);
   void note_difficulty(int32_t layer, const float* queries, int64_t query_stride);
-  void sample_mass(int32_t layer);
+  void sample_mass();
   void sample_first_sets();
-  double kept_mass(SequenceKv& sequence, const HeadTask& task, int64_t rows_read,
-                   std::span<const float> log_sum_exp, int32_t num_rows);
+  double kept_mass(const HeadTask& task, int64_t rows_read, std::span<const float> log_sum_exp,
+                   int32_t num_rows);
+  int32_t head_index(const HeadTask& task) const;  // layer * num_kv_heads + kv_head
   void measure_mass(int32_t layer);
   void measure_queries(int32_t layer, const float* queries, int64_t query_stride);
   void count_watched(int32_t layer);

@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "cuda/step_recorder.h"
+#include "kernels/mass/mass.h"
 #include "kernels/norm/norm.h"
 #include "kernels/prefill/prefill.h"
 #include "kernels/refresh/refresh.h"
@@ -236,6 +237,18 @@ void CudaRunner::chunk_layer(SequenceKv& sequence, int32_t layer, int64_t rows, 
     prime.slot = slots_->slot_of(sequence);
     prime.layer = layer;
     prime_sets(prime, stream);
+    if (sequence.dial() != nullptr) {
+      FirstMass mass;
+      mass.tables = tables_;
+      mass.queries = prime.queries;
+      mass.layer_rows = prime.layer_rows;
+      mass.layer_capacity = prime.layer_capacity;
+      mass.context_tokens = prime.context_tokens;
+      mass.samples = first_samples_.as<MassSample>() + int64_t{layer} * shape.num_kv_heads;
+      mass.slot = prime.slot;
+      mass.layer = layer;
+      first_mass(mass, stream);
+    }
   }
   // The buffer is free when both the copy to the host and this layer's readers are done.
   computed_[buffer].record(main_);
@@ -338,6 +351,18 @@ std::span<const float> CudaRunner::prefill(std::span<const int32_t> ids, Sequenc
   sequence.advance(rows);
   if (!last) return {};
   sequence.has_last_query = true;
+  if (Dial* const dial = sequence.dial()) {
+    for (int32_t layer = 0; layer < shape.num_layers; ++layer) {
+      if (sequence.is_dense_layer(layer)) continue;
+      for (int32_t h = 0; h < shape.num_kv_heads; ++h) {
+        const MassSample& sample =
+            first_samples_.as<MassSample>()[int64_t{layer} * shape.num_kv_heads + h];
+        if (sample.head >= 0) dial->add_first(sample.kept);
+      }
+    }
+    dial->start();
+    sequence.follow_dial();
+  }
   return {host_logits_.as<float>(), static_cast<size_t>(c.vocab_size)};
 }
 

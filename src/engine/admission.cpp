@@ -184,11 +184,6 @@ Result<std::unique_ptr<Sequence>> Engine::Impl::make_sequence(Request request) {
     sampling.repetition_penalty = generation.repetition_penalty.value_or(1.0f);
   }
   CLO_TRY(validate(sampling));
-  if (cuda && request.measure_mass) {
-    return Error{ErrorCode::kUnsupported,
-                 "attention mass is measured on the CPU backend only; use --backend cpu",
-                 "measure_mass"};
-  }
   if (cuda && !request.watched_ranges.empty()) {
     return Error{ErrorCode::kUnsupported,
                  "attended rows are watched on the CPU backend only; use --backend cpu",
@@ -245,6 +240,7 @@ bool Engine::Impl::admit() {
     }
     sequence.kv = std::move(kv).value();
     sequence.kv->watched = sequence.request.watched_ranges;
+    sequence.kv->measures_mass = sequence.request.measure_mass;
     runner->begin(*sequence.kv, sequence.sampler.options());
     sequence.state = Sequence::State::kPrefill;
     sequence.admitted = Clock::now();

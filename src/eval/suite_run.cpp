@@ -48,9 +48,9 @@ class ItemRun {
       CLO_ASSIGN(const auto gold, prompts_.token_ranges(request, with_gold, item_.gold));
       gold_tokens_ = 0;
       for (const TokenRange& range : gold) gold_tokens_ += range.end - range.first;
-      if (engine_.can_measure_mass()) request.watched_ranges = gold;
+      if (engine_.can_watch_rows()) request.watched_ranges = gold;
     }
-    request.measure_mass = engine_.can_measure_mass();
+    request.measure_mass = true;
     CLO_ASSIGN(const Response response, engine_.generate(std::move(request)));
     if (response.error) return *response.error;
     const Report& report = response.report;

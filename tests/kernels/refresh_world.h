@@ -58,6 +58,11 @@ class World {
   CpuOps& cpu() { return ops_; }
   int64_t oracle_rows(int32_t slot) { return cpu_counters(slot).oracle_rows; }
   SequenceRules& rules() { return rules_; }
+  // Of the CPU's side; the device's are in rules().
+  PolicyOptions& cpu_policy() { return scene_.policy; }
+  DeviceCounters device_counters(int32_t slot) {
+    return device_counters_->download()[static_cast<size_t>(slot * kLayers + kLayer)];
+  }
   RefreshScratch scratch(int32_t num_clusters) {
     const int64_t bytes = refresh_scratch_bytes(capacity_);
     scratch_ = std::make_unique<DeviceArray<std::byte>>(bytes * num_clusters);
@@ -141,6 +146,22 @@ class World {
         std::memcpy(head.sink + (context - 1) * shape_.row_bytes(), row, bytes);
       }
       std::memcpy(head.ring + (context - 1) % head.ring_tokens * shape_.row_bytes(), row, bytes);
+    }
+  }
+  // Sink and ring rows of the CPU's evictable heads, as steps up to this context leave them.
+  void fill_fixed_rows(int64_t context) {
+    const auto bytes = static_cast<size_t>(shape_.row_bytes());
+    for (int64_t i = 0; i < num_heads(); ++i) {
+      const HeadCacheView& head = cpu_head(i);
+      if (head.is_resident()) continue;
+      for (int64_t t = 0; t < context; ++t) {
+        std::byte* const row = fixed_row(shape_, head, t, context);
+        if (row == nullptr) continue;
+        std::memcpy(row,
+                    host_row(static_cast<int32_t>(i / scene_.kv_heads),
+                             static_cast<int32_t>(i % scene_.kv_heads), t),
+                    bytes);
+      }
     }
   }
   // Jobs are done until there are none.
@@ -411,7 +432,10 @@ class World {
       };
       move(head.sink), move(head.ring), move(head.slots), move(head.resident);
       move(head.slot_token), move(head.held), move(head.label), move(head.state);
-      on_device[static_cast<size_t>((slot * kLayers + kLayer) * scene_.kv_heads + kv_head)] = head;
+      // Both layers have the same heads; only those of kLayer are compared.
+      for (int64_t layer = 0; layer < kLayers; ++layer) {
+        on_device[static_cast<size_t>((slot * kLayers + layer) * scene_.kv_heads + kv_head)] = head;
+      }
     }
     blocks_->upload(cpu_block_);
     device_heads_ = std::make_unique<DeviceArray<HeadCacheView>>(on_device);
@@ -477,10 +501,14 @@ class World {
     ops_.cosine({shape_, &task, cosine.data(), 1});
     const HeadState& state = *task.head->state;
     const double margin = how == How::kForesee ? prefetch_margin(scene_.policy) : 0;
+    const bool too_small = scene_.policy.quality &&
+                           4 * int64_t{state.num_set_tokens} <
+                               3 * std::min(set_size(scene_.policy, task.context_tokens),
+                                            candidates(scene_.policy, task.context_tokens).size());
     clo::Decision decision = decide(
         scene_.policy,
         {state.has_label != 0, state.label_length, state.candidates_end,
-         state.num_set_tokens >= candidates(scene_.policy, state.label_length).size()},
+         state.num_set_tokens >= candidates(scene_.policy, state.label_length).size(), too_small},
         task.context_tokens, covers(scene_.policy, task.context_tokens),
         task.context_tokens - task.head->ring_tokens, cosine, importance(task.kv_head), margin);
     if (decision == clo::Decision::kHit &&
