@@ -105,6 +105,29 @@ void add_facts(Profile& profile, const ProfileFlags& flags, const PolicyOptions&
       {"made_by", "clo " + std::string(version()) + " " + commit_name()}};
 }
 
+// Where hashes are trained. Fails: as device_facts() where CUDA was named.
+struct TrainingPlace {
+  std::optional<DeviceTraining> device;
+  std::string name = "the CPU";  // for people
+};
+Result<TrainingPlace> training_place(const std::optional<HashTraining>& training, Backend backend,
+                                     int64_t device_memory_bytes) {
+  TrainingPlace place;
+  if (!training || backend == Backend::kCpu) return place;
+  if (training->recipe != HashRecipe::kBoundary) {
+    if (backend == Backend::kCuda) place.name += " (the published recipe has no other trainer)";
+    return place;
+  }
+  auto device = DeviceTraining::create(device_memory_bytes);
+  if (!device) {
+    if (backend == Backend::kCuda) return std::move(device).error();
+    return place;
+  }
+  place.name = device->device_name();
+  place.device = std::move(*device);
+  return place;
+}
+
 double mean_of(const std::vector<float>& values) {
   double sum = 0;
   for (const float v : values) sum += v;
@@ -112,7 +135,8 @@ double mean_of(const std::vector<float>& values) {
 }
 
 std::string json_lines(const Profile& profile, const ProfileFlags& flags, const KvShape& shape,
-                       double record_seconds, double measure_seconds, int threads) {
+                       double record_seconds, double measure_seconds, int threads,
+                       const TrainingPlace& place) {
   const HeadStatistics& s = profile.statistics;
   nlohmann::json run = {{"kind", "run"},
                         {"suite", "profile"},
@@ -124,6 +148,11 @@ std::string json_lines(const Profile& profile, const ProfileFlags& flags, const 
                         {"model", flags.engine.model},
                         {"record_seconds", record_seconds},
                         {"measure_and_train_seconds", measure_seconds}};
+  if (profile.code_bits != 0) run["trained_on"] = place.name;
+  if (place.device) {
+    run["device_load_seconds"] = place.device->load_seconds();
+    run["device_train_seconds"] = place.device->step_seconds();
+  }
   for (const auto& [name, value] : profile.facts) run[name] = value;
   nlohmann::json summary = {{"kind", "summary"},
                             {"mass_outside", mean_of(s.mass_outside)},
@@ -208,6 +237,9 @@ Result<int> profile_model(const ProfileFlags& flags) {
                    "--importance none and --gates"};
     }
   }
+  CLO_ASSIGN(TrainingPlace place,
+             training_place(measure.training, options.backend, options.device_memory_bytes));
+  if (place.device) measure.device = &*place.device;
   CLO_TRY(check_writable(flags.output));
   if (!flags.json.empty()) CLO_TRY(check_writable(flags.json));
   std::string text;
@@ -218,7 +250,7 @@ Result<int> profile_model(const ProfileFlags& flags) {
 
   // The engine that is recorded: dense, one sequence, on the CPU, where rows can be looked at.
   TraceRecorder recorder;
-  if (options.backend == Backend::kAuto) options.backend = Backend::kCpu;
+  options.backend = Backend::kCpu;
   options.observer = &recorder;
   options.max_context_tokens = flags.context;
   options.max_batch = 1;
@@ -266,12 +298,13 @@ Result<int> profile_model(const ProfileFlags& flags) {
 
   CLO_TRY(write_whole(flags.output, profile_bytes(profile, config)));
   if (!flags.json.empty()) {
-    CLO_TRY(write_whole(
-        flags.json, json_lines(profile, flags, shape, record_seconds, measure_seconds, threads)));
+    CLO_TRY(write_whole(flags.json, json_lines(profile, flags, shape, record_seconds,
+                                               measure_seconds, threads, place)));
   }
   print_statistics(profile, shape, false);
-  std::printf("\n  recorded in %.1f s, measured%s in %.1f s\n", record_seconds,
+  std::printf("\n  recorded on the CPU in %.1f s, measured%s in %.1f s\n", record_seconds,
               measure.training ? " and trained" : "", measure_seconds);
+  if (measure.training) std::printf("  hashes were trained on %s\n", place.name.c_str());
   if (!flags.print_plan) return 0;
   KvShape planned = shape;
   planned.code_bits = options.code_bits;
