@@ -20,7 +20,7 @@
 
 namespace clo {
 
-class DecodeObserver;
+class AttentionObserver;
 
 // The project's version, such as "0.1.0".
 std::string_view version();
@@ -52,8 +52,8 @@ struct EngineOptions {
   std::string profile;              // importance, difficulty and hash weights; empty: none
   PolicyOptions policy;             // of requests that name none
   // For tests and evaluation.
-  bool guard_host_rows = false;        // host rows cannot be read while decode attention runs
-  DecodeObserver* observer = nullptr;  // sees every decode step (CPU backend); outlives the engine
+  bool guard_host_rows = false;           // host rows cannot be read while decode attention runs
+  AttentionObserver* observer = nullptr;  // attention/attention_observer.h; outlives the engine
 };
 
 struct Message {

@@ -44,6 +44,8 @@ class Attention {
   // kForesee: by a predicted query; kDecide: by the true one; kCorrect: by the true one after all.
   enum class Cause : uint8_t { kPrime, kForesee, kDecide, kCorrect };
 
+  // Shows an observer a layer's keys, which append() kept, and queries of a chunk.
+  void show_prefill(int32_t layer, const float* queries, int64_t query_stride);
   void attend_prefill(int32_t layer, const float* queries, int64_t query_stride, float* out);
   void attend_decode(int32_t layer, const float* queries, int64_t query_stride, float* out);
   HeadTask make_task(SequenceKv& sequence, int32_t layer, int32_t kv_head, const float* query,
@@ -85,6 +87,7 @@ class Attention {
   std::vector<HeadTask> decided_;  // those of candidates_, side by side
   std::vector<float> cosine_, log_sum_exp_, full_log_sum_exp_, min_entropy_, unused_out_, moved_;
   std::vector<int32_t> sampled_tokens_;
+  std::vector<std::byte> observed_keys_;  // [tokens, num_kv_heads * head_dim] of the shape's type
   std::vector<int64_t> rows_read_;
   std::vector<SelectTask> select_tasks_;
   std::vector<int32_t> selected_;

@@ -89,6 +89,13 @@ Status CudaRunner::build(Arena& arena) {
   CLO_ASSIGN(row_staging_, PinnedBlock::create(kRowRing * int64_t{limits_.max_batch} * 4));
   CLO_ASSIGN(host_logits_, PinnedBlock::create(limits_.max_batch * config.vocab_size * 4));
   CLO_ASSIGN(host_ids_, PinnedBlock::create(limits_.chunk_rows * 4));
+  if (system_.observer != nullptr) {
+    const int64_t row_bytes =
+        shape.num_kv_heads * shape.row_bytes() + int64_t{shape.num_q_heads} * shape.head_dim * 2;
+    for (PinnedBlock& block : observed_) {
+      CLO_ASSIGN(block, PinnedBlock::create(limits_.chunk_rows * row_bytes));
+    }
+  }
   matmul_ = std::make_unique<kernels::Matmul>(buffers_.matmul_workspace, kMatmulWorkspace);
   auto sdpa = kernels::Sdpa::create();
   if (sdpa) {

@@ -106,6 +106,10 @@ class CudaRunner final : public Runner {
   void load_earlier_rows(SequenceKv& sequence, int32_t layer);
   void chunk_attention(int32_t layer, int64_t first, int64_t rows);
   void mlp_rows(int32_t layer, int64_t rows);
+  // For an observer: a layer's rows and queries of the chunk to the host, after what computes them;
+  // and, once they are there, to the observer.
+  void copy_observed(int32_t layer, int64_t first, int64_t rows);
+  void show_observed(int32_t layer, int64_t first, int64_t rows);
   template <typename Launch>
   void timed(const Stream& stream, const char* lane, const char* work, int32_t layer,
              const Launch& launch) {
@@ -179,6 +183,8 @@ class CudaRunner final : public Runner {
   PinnedBlock row_staging_;    // [kRowRing][max_batch] row -> slot
   PinnedBlock host_logits_;    // [max_batch, vocab]
   PinnedBlock host_ids_;       // [chunk rows]
+  // With an observer, of a layer's chunk: [kv heads][rows] full rows, then [rows, q width] queries.
+  PinnedBlock observed_[kLayerBuffers];
   std::deque<Launched> launched_;
   std::vector<SequenceKv*> rows_;  // of the last launched step: what row_slot says
   uint32_t next_row_staging_ = 0;
