@@ -80,6 +80,9 @@ std::string describe_profile(const std::string& path, const HeadProfile& profile
                                       {"hash weights", !profile.hash_weights.empty()}}) {
     if (present) held += (held.empty() ? ": " : ", ") + std::string(name);
   }
+  if (profile.hash_tokens > 0) {
+    held += ", trained on contexts of up to " + std::to_string(profile.hash_tokens) + " tokens";
+  }
   return path + (held.empty() ? ": holds nothing that is used" : held);
 }
 

@@ -1,5 +1,6 @@
 // clo profile: measures a model's heads on a text, trains its hashes, and says what follows.
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <memory>
@@ -30,7 +31,8 @@ struct ProfileFlags {
   PolicyFlags policy;
   PlanFlags plan;
   std::vector<std::string> texts;
-  int64_t context = 2048, windows = 12;
+  std::string contexts = "2048";
+  int64_t windows = 12;
   std::optional<int64_t> decode;
   int32_t iterations = 1500;
   std::string recipe = "boundary", importance = "mass", gates, output, json;
@@ -62,19 +64,23 @@ Result<std::optional<HashTraining>> training_of(const ProfileFlags& flags) {
   return std::optional<HashTraining>(training);
 }
 
-Status check_numbers(const ProfileFlags& flags, const PolicyOptions& policy, int64_t decode) {
-  CLO_TRY(in_range("--context", flags.context, 256, int64_t{1} << 24));
+Status check_numbers(const ProfileFlags& flags, const std::vector<int64_t>& contexts,
+                     const PolicyOptions& policy, int64_t decode) {
+  for (const int64_t context : contexts) {
+    CLO_TRY(in_range("--context", context, 256, int64_t{1} << 24));
+  }
   CLO_TRY(in_range("--windows", flags.windows, 1, 10'000));
   CLO_TRY(in_range("--iterations", flags.iterations, 1, 1'000'000));
   // Every step must have candidates enough to train with, and queries kMaxLag steps apart.
-  const int64_t most = flags.context - policy.sink - policy.recent - 128;
+  const int64_t shortest = std::ranges::min(contexts);
+  const int64_t most = shortest - policy.sink - policy.recent - 128;
   if (most < 2 * kMaxLag) {
     return Error{ErrorCode::kBadFlag,
                  "expected at least " +
                      std::to_string(policy.sink + policy.recent + 128 + 2 * kMaxLag) +
                      " tokens, so that 128 are left to choose from beside --sink and --recent; "
                      "found " +
-                     std::to_string(flags.context),
+                     std::to_string(shortest),
                  "--context"};
   }
   return in_range("--decode", decode, 2 * kMaxLag, most);
@@ -90,7 +96,7 @@ void add_facts(Profile& profile, const ProfileFlags& flags, const PolicyOptions&
       {"texts", names},
       {"text_tokens", std::to_string(text_tokens)},
       {"windows", std::to_string(traces.size())},
-      {"context", std::to_string(flags.context)},
+      {"context", flags.contexts},
       {"steps", std::to_string(traces[0].num_steps() * std::ssize(traces))},
       {"measured_ratio", std::to_string(kMeasuredRatio)},
       {"policy", describe(policy)},
@@ -223,8 +229,10 @@ Result<int> profile_model(const ProfileFlags& flags) {
                  "expected a policy that chooses sets, found one that attends to every row",
                  "--preset or --select"};
   }
-  const int64_t decode = flags.decode.value_or(std::max<int64_t>(flags.context / 4, 2 * kMaxLag));
-  CLO_TRY(check_numbers(flags, policy, decode));
+  CLO_ASSIGN(const std::vector<int64_t> contexts, parse_numbers(flags.contexts, "--context"));
+  const int64_t decode =
+      flags.decode.value_or(std::max<int64_t>(std::ranges::min(contexts) / 4, 2 * kMaxLag));
+  CLO_TRY(check_numbers(flags, contexts, policy, decode));
   MeasureOptions measure;
   measure.policy = policy;
   CLO_ASSIGN(measure.training, training_of(flags));
@@ -253,7 +261,7 @@ Result<int> profile_model(const ProfileFlags& flags) {
   // The engine that is recorded: dense, one sequence.
   TraceRecorder recorder;
   options.observer = &recorder;
-  options.max_context_tokens = flags.context;
+  options.max_context_tokens = std::ranges::max(contexts);
   options.max_batch = 1;
   options.keep_prefixes = false;
   CLO_ASSIGN(options.policy, preset("dense"));
@@ -270,7 +278,7 @@ Result<int> profile_model(const ProfileFlags& flags) {
   const std::string recorded_on = backend.backend == Backend::kCuda ? "the GPU" : "the CPU";
   CLO_ASSIGN(std::unique_ptr<Engine> engine, Engine::load(options));
   CLO_ASSIGN(const std::vector<int32_t> ids, engine->encode(text));
-  const ProfileRun run = {flags.context, decode, flags.windows};
+  const ProfileRun run = {contexts, decode, flags.windows};
 
   catch_interrupts();
   const auto keep_going = [] { return !interrupted(); };
@@ -312,7 +320,7 @@ Result<int> profile_model(const ProfileFlags& flags) {
   if (!flags.print_plan) return 0;
   KvShape planned = shape;
   planned.code_bits = options.code_bits;
-  CLO_TRY(flags.plan.print(profile, planned, policy, flags.context));
+  CLO_TRY(flags.plan.print(profile, planned, policy, std::ranges::max(contexts)));
   return 0;
 }
 
@@ -324,9 +332,12 @@ Command add_profile(CLI::App& app) {
   f.engine.add_to(app, false);
   app.add_option("--text", f.texts, "Text files, one after another")->required()->type_name("FILE");
   add_value(app, "-o,--output", f.output, "The profile to write")->required()->type_name("FILE");
-  add_value(app, "--context", f.context, "Tokens of a window of the text (2048)");
+  add_value(app, "--context", f.contexts,
+            "Tokens of a window of the text (2048): the longest context to be served, or several "
+            "lengths, such as 2048,8192, four windows of each in turn")
+      ->type_name("TEXT");
   add_value(app, "--decode", f.decode,
-            "The last ones of a window, whose queries are kept (a quarter of it)");
+            "The last ones of a window, whose queries are kept (a quarter of the shortest)");
   add_value(app, "--windows", f.windows,
             "At most so many windows, spread evenly over the text (12)");
   add_value(app, "--recipe", f.recipe,

@@ -44,6 +44,7 @@ void Engine::Impl::fill_report(Sequence& sequence) {
   r.num_demoted_heads = static_cast<int32_t>(sequence.kv->num_demoted_heads());
   r.num_swapped_heads = static_cast<int32_t>(sequence.kv->num_swapped_heads());
   r.resident_by_profile = !system->profile.difficulty.empty();
+  r.hash_tokens = system->profile.hash_tokens;
   if (const Dial* dial = sequence.kv->dial()) {
     const MassEstimate e = dial->estimate();
     const DialSetting& s = dial->setting();
@@ -109,6 +110,12 @@ std::string report_text(const Report& r) {
     line("heads given up", std::to_string(r.num_demoted_heads) + ", for other requests");
   }
   line("share attended", percent(r.share_attended));
+  if (const int64_t tokens = r.prompt_tokens + r.new_tokens;
+      r.hash_tokens > 0 && tokens > r.hash_tokens) {
+    line("hash weights", "trained on contexts of up to " + std::to_string(r.hash_tokens) +
+                             " tokens, this one had " + std::to_string(tokens) +
+                             ": a profile of longer windows would choose better");
+  }
   if (r.total.mass_samples > 0) {
     line("attention mass kept", percent(r.total.mean_mass_kept()));
   }
@@ -179,6 +186,7 @@ std::string report_json(const Report& r) {
                          {"num_resident_heads", r.num_resident_heads},
                          {"num_demoted_heads", r.num_demoted_heads},
                          {"resident_by_profile", r.resident_by_profile},
+                         {"hash_tokens", r.hash_tokens},
                          {"num_swapped_heads", r.num_swapped_heads},
                          {"total", counters_json(r.total)}};
   if (r.total.mass_samples > 0) {

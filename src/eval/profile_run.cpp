@@ -8,30 +8,60 @@
 
 namespace clo {
 
-Result<std::vector<int64_t>> window_starts(int64_t text_tokens, const ProfileRun& run) {
-  if (text_tokens < run.context_tokens) {
+namespace {
+
+constexpr int64_t kWindowsOfALength = 4;
+
+int64_t tokens_of_window(const ProfileRun& run, int64_t window) {
+  const auto length = static_cast<size_t>(window / kWindowsOfALength) % run.contexts.size();
+  return run.contexts[length];
+}
+
+}  // namespace
+
+Result<std::vector<TextWindow>> text_windows(int64_t text_tokens, const ProfileRun& run) {
+  const auto lengths = std::ssize(run.contexts);
+  const int64_t least = lengths == 1 ? 1 : kWindowsOfALength * lengths;
+  if (run.windows < least) {
+    return Error{ErrorCode::kBadFlag,
+                 "expected at least " + std::to_string(least) + ", four for each of " +
+                     std::to_string(lengths) + " lengths, found " + std::to_string(run.windows),
+                 "--windows"};
+  }
+  int64_t count = 0, taken = 0, needed = 0;
+  for (int64_t w = 0; w < least; ++w) needed += tokens_of_window(run, w);
+  while (count < run.windows && taken + tokens_of_window(run, count) <= text_tokens) {
+    taken += tokens_of_window(run, count++);
+  }
+  if (count < least) {
     return Error{ErrorCode::kBadRequest,
-                 "expected at least " + std::to_string(run.context_tokens) +
-                     " tokens, one window of --context, found " + std::to_string(text_tokens) +
+                 "expected at least " + std::to_string(needed) + " tokens, " +
+                     (lengths == 1 ? "one window" : "four windows of each length") +
+                     " of --context, found " + std::to_string(text_tokens) +
                      "; give more text or a smaller --context",
                  "--text"};
   }
-  const int64_t count = std::min(run.windows, text_tokens / run.context_tokens);
-  std::vector<int64_t> starts;
+  std::vector<TextWindow> windows;
+  int64_t before = 0;
   for (int64_t w = 0; w < count; ++w) {
-    starts.push_back(count == 1 ? 0 : w * (text_tokens - run.context_tokens) / (count - 1));
+    const int64_t gaps = count == 1 ? 0 : w * (text_tokens - taken) / (count - 1);
+    windows.push_back({before + gaps, tokens_of_window(run, w)});
+    before += windows.back().tokens;
   }
-  return starts;
+  return windows;
 }
 
-Status check_recording_room(const KvShape& shape, int64_t windows, const ProfileRun& run,
-                            int64_t available_bytes) {
-  const int64_t each = WindowTrace::bytes(shape, run.context_tokens - 1, run.decode_tokens - 1);
-  if (each * windows <= available_bytes) return Ok{};
+Status check_recording_room(const KvShape& shape, std::span<const TextWindow> windows,
+                            int64_t decode_tokens, int64_t available_bytes) {
+  int64_t total = 0;
+  for (const TextWindow& window : windows) {
+    total += WindowTrace::bytes(shape, window.tokens - 1, decode_tokens - 1);
+  }
+  if (total <= available_bytes) return Ok{};
   return Error{ErrorCode::kHostMemory,
-               "keys and queries of " + std::to_string(windows) + " windows take " +
-                   format_bytes(each * windows) + " of host memory, " + format_bytes(each) +
-                   " each; there are " + format_bytes(available_bytes) +
+               "keys and queries of " + std::to_string(windows.size()) + " windows take " +
+                   format_bytes(total) + " of host memory; there are " +
+                   format_bytes(available_bytes) +
                    ": give fewer --windows, a smaller --context or --decode",
                "--windows"};
 }
@@ -40,15 +70,15 @@ Result<std::vector<WindowTrace>> record_windows(Engine& engine, const KvShape& s
                                                 TraceRecorder& recorder,
                                                 const std::vector<int32_t>& ids,
                                                 const ProfileRun& run, const RecordCalls& calls) {
-  CLO_ASSIGN(const std::vector<int64_t> starts, window_starts(std::ssize(ids), run));
+  CLO_ASSIGN(const std::vector<TextWindow> windows, text_windows(std::ssize(ids), run));
   CLO_ASSIGN(const PolicyOptions dense, preset("dense"));
-  CLO_TRY(check_recording_room(shape, std::ssize(starts), run, available_host_bytes()));
-  const int64_t total = std::ssize(starts) * run.context_tokens;
+  CLO_TRY(check_recording_room(shape, windows, run.decode_tokens, available_host_bytes()));
+  int64_t total = 0, before = 0;
+  for (const TextWindow& window : windows) total += window.tokens;
   std::vector<WindowTrace> traces;
-  for (const int64_t start : starts) {
-    const int64_t before = std::ssize(traces) * run.context_tokens;
+  for (const TextWindow& window : windows) {
     // The last token's logits would be those after the window, so it is not fed.
-    const auto first = ids.begin() + start, last = first + run.context_tokens - 1;
+    const auto first = ids.begin() + window.first, last = first + window.tokens - 1;
     Request request;
     request.prompt_ids.assign(first, last);
     request.forced_tokens.assign(last, last + 1);
@@ -59,13 +89,14 @@ Result<std::vector<WindowTrace>> record_windows(Engine& engine, const KvShape& s
     request.on_progress = [&](const Progress& progress) {
       if (calls.on_progress) calls.on_progress(before + progress.done_tokens, total);
     };
-    recorder.begin(run.context_tokens - 1, run.decode_tokens - 1);
+    recorder.begin(window.tokens - 1, run.decode_tokens - 1);
     CLO_ASSIGN(const Response response, engine.generate(std::move(request)));
     if (response.error) return *response.error;
     if (response.finish == FinishReason::kCancelled) {
       return Error{ErrorCode::kCancelled, "stopped: no profile was made", ""};
     }
     traces.push_back(recorder.take());
+    before += window.tokens;
     engine.drop_prefixes();
   }
   return traces;

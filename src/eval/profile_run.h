@@ -3,6 +3,7 @@
 // where the queries of adjacent tokens are those that decode steps would have.
 #include <cstdint>
 #include <functional>
+#include <span>
 #include <vector>
 
 #include "clo/engine.h"
@@ -11,19 +12,26 @@
 namespace clo {
 
 struct ProfileRun {
-  int64_t context_tokens = 2048;  // of a window
-  int64_t decode_tokens = 512;    // the last ones of it, whose queries are kept
-  int64_t windows = 8;            // at most; spread evenly over the text, none overlapping
+  // Of a window: the first four windows have the first length, the next four the next, and so on
+  // (of four windows one is held out, so each length has one). Not empty.
+  std::vector<int64_t> contexts = {2048};
+  int64_t decode_tokens = 512;  // the last ones of each, whose queries are kept
+  int64_t windows = 8;          // at most; spread evenly over the text, none overlapping
 };
 
-// Where the windows begin. Fails: kBadRequest when the text is too short for one; the message says
-// how many tokens it has and how many are needed.
-Result<std::vector<int64_t>> window_starts(int64_t text_tokens, const ProfileRun& run);
+struct TextWindow {
+  int64_t first = 0, tokens = 0;
+  bool operator==(const TextWindow&) const = default;
+};
+// As many windows as the text has room for. Fails: kBadRequest when it is too short for one, or, of
+// several lengths, for four of each; the message says how many tokens it has and how many are
+// needed. kBadFlag: fewer --windows than that.
+Result<std::vector<TextWindow>> text_windows(int64_t text_tokens, const ProfileRun& run);
 
-// Whether traces of so many windows fit in so many bytes of host memory. Fails: kHostMemory, with
-// what they take and what there is.
-Status check_recording_room(const KvShape& shape, int64_t windows, const ProfileRun& run,
-                            int64_t available_bytes);
+// Whether traces of the windows fit in so many bytes of host memory. Fails: kHostMemory, with what
+// they take and what there is.
+Status check_recording_room(const KvShape& shape, std::span<const TextWindow> windows,
+                            int64_t decode_tokens, int64_t available_bytes);
 
 struct RecordCalls {
   std::function<void(int64_t tokens_done, int64_t tokens)> on_progress;
@@ -32,7 +40,7 @@ struct RecordCalls {
 
 // f32 keys and queries of all windows are held in host memory: WindowTrace::bytes of each.
 // Requires: `recorder` (kPrefill) is the observer of the engine, which runs nothing else and keeps
-// no prefixes. Fails: as window_starts(), kHostMemory before anything is recorded, kCancelled, and
+// no prefixes. Fails: as text_windows(), kHostMemory before anything is recorded, kCancelled, and
 // with the first failed request.
 Result<std::vector<WindowTrace>> record_windows(Engine& engine, const KvShape& shape,
                                                 TraceRecorder& recorder,

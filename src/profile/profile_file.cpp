@@ -1,6 +1,7 @@
 #include "profile/profile_file.h"
 
 #include <algorithm>
+#include <charconv>
 
 #include "base/try.h"
 #include "io/safetensors.h"
@@ -68,6 +69,25 @@ Status check_complete(const Profile& profile, std::span<const ProfileField> fiel
   return Ok{};
 }
 
+// The largest of the lengths that windows had, such as "2048,8192"; 0 where none is said.
+Result<int64_t> longest_context(const std::string& text, const std::string& where) {
+  int64_t longest = 0;
+  for (const char* at = text.data(); at < text.data() + text.size();) {
+    int64_t tokens = 0;
+    const auto [end, fault] = std::from_chars(at, text.data() + text.size(), tokens);
+    const bool ends = end == text.data() + text.size();
+    if (fault != std::errc() || tokens <= 0 || (!ends && *end != ',')) {
+      return Error{ErrorCode::kBadFile,
+                   "expected numbers of tokens with commas between them as \"context\", found \"" +
+                       text + "\"",
+                   where};
+    }
+    longest = std::max(longest, tokens);
+    at = ends ? end : end + 1;
+  }
+  return longest;
+}
+
 }  // namespace
 
 std::string model_fingerprint(const ModelConfig& c) {
@@ -127,6 +147,9 @@ Result<Profile> load_whole_profile(const std::filesystem::path& path, const Mode
     CLO_ASSIGN(profile.heads.hash_weights,
                read_tensor(file, "hash_weights",
                            {c.num_layers, c.num_kv_heads, c.head_dim, known ? bits : 128}, where));
+  }
+  if (!profile.heads.hash_weights.empty()) {
+    CLO_ASSIGN(profile.heads.hash_tokens, longest_context(entry("context"), where));
   }
   CLO_TRY(check_shares("importance", profile.heads.importance, where));
   KvShape shape;

@@ -75,8 +75,25 @@ class Profile(Case):
                             "What?", "--max-new-tokens", "4", "--profile", "heads.profile",
                             "--persistent-heads", heads, *threshold.split())
         self.assertTrue(ran.out)
+        self.assertIn("trained on contexts of up to 384 tokens", ran.err)  # the text has more
         self.succeeds("bench", "decode", "-m", self.recall, "--context", "1024", "--profile",
                       "heads.profile", "--tokens", "4", "--repeats", "1")
+
+    def test_windows_of_several_lengths(self):
+        self.write("text.txt", document(lines=260))
+        self.succeeds("profile", "-m", self.recall, "--text", "text.txt", "--context", "320,640",
+                      "--decode", "64", "--windows", "8", "--iterations", "20", "--quiet", "-o",
+                      "two.profile", "--json", "two.jsonl")
+        with open(self.path("two.jsonl")) as lines:
+            run = json.loads(lines.readline())
+        self.assertEqual((run["context"], run["windows"]), ("320,640", "8"))
+        shown = self.succeeds("inspect", "-m", self.recall, "--profile", "two.profile")
+        self.assertIn("trained on contexts of up to 640 tokens", shown.out)
+        self.refuses(2, ["--windows", "at least 8", "found 7"], "--text", "text.txt", "--context",
+                     "320,640", "--decode", "64", "--windows", "7", "-o", "x.profile")
+        self.write("short.txt", document(lines=40))
+        self.refuses(3, ["--text", "at least 3840 tokens, four windows"], "--text", "short.txt",
+                     "--context", "320,640", "--decode", "64", "-o", "x.profile")
 
     def check_png(self, path, width, height):
         with open(path, "rb") as file:

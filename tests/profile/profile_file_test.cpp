@@ -106,6 +106,28 @@ TEST_F(ProfileFile, NamesOtherBitsOtherModelsAndOtherVersions) {
   EXPECT_FALSE(load_whole_profile(path_, small_config()));
 }
 
+TEST_F(ProfileFile, KnowsTheLongestContextOfItsHashWeights) {
+  Profile profile = full_profile();
+  const auto tokens_of = [&](const char* context) -> Result<int64_t> {
+    profile.facts["context"] = context;
+    write(profile_bytes(profile, small_config()));
+    auto loaded = load_profile(path_, small_config(), profile.code_bits);
+    if (!loaded) return std::move(loaded).error();
+    return loaded->hash_tokens;
+  };
+  EXPECT_EQ(*tokens_of("2048"), 2048);
+  EXPECT_EQ(*tokens_of("2048,32768,8192"), 32768);
+  for (const char* bad : {"many", "2048,x", "-5", "2048 8192", ",", "99999999999999999999"}) {
+    const auto refused = tokens_of(bad);
+    ASSERT_FALSE(refused) << bad;
+    EXPECT_NE(refused.error().message.find(bad), std::string::npos);
+  }
+  profile.heads.hash_weights.clear();
+  profile.code_bits = 0;
+  profile.statistics = {};
+  EXPECT_EQ(*tokens_of("2048"), 0);  // nothing was trained
+}
+
 TEST_F(ProfileFile, LeavesOutWhatWasNotMeasured) {
   Profile profile = full_profile();
   profile.heads.hash_weights.clear();
