@@ -35,7 +35,8 @@ struct ProfileFlags {
   int64_t windows = 12;
   std::optional<int64_t> decode;
   int32_t iterations = 1500;
-  std::string recipe = "boundary", importance = "mass", gates, output, json;
+  std::string recipe = "boundary", gates, output, json;
+  std::optional<std::string> importance;  // absent: none, or the gates
   bool print_plan = false, quiet = false;
 };
 
@@ -236,17 +237,16 @@ Result<int> profile_model(const ProfileFlags& flags) {
   MeasureOptions measure;
   measure.policy = policy;
   CLO_ASSIGN(measure.training, training_of(flags));
-  if (flags.importance != "mass" && flags.importance != "none") {
-    return Error{ErrorCode::kBadFlag,
-                 "expected one of mass, none, found \"" + flags.importance + "\"", "--importance"};
+  const std::string importance = flags.importance.value_or("none");
+  if (importance != "mass" && importance != "none") {
+    return Error{ErrorCode::kBadFlag, "expected one of mass, none, found \"" + importance + "\"",
+                 "--importance"};
   }
-  if (flags.importance == "none") {
-    measure.importance = Importance::kNone;
-    if (!flags.gates.empty()) {
-      return Error{ErrorCode::kBadFlag, "contradict each other: gates are importance; drop one",
-                   "--importance none and --gates"};
-    }
+  if (flags.importance && !flags.gates.empty()) {
+    return Error{ErrorCode::kBadFlag, "contradict each other: gates are importance; drop one",
+                 "--importance and --gates"};
   }
+  measure.importance = importance == "mass" ? Importance::kMass : Importance::kNone;
   CLO_ASSIGN(TrainingPlace place,
              training_place(measure.training, options.backend, options.device_memory_bytes));
   if (place.device) measure.device = &*place.device;
@@ -343,8 +343,10 @@ Command add_profile(CLI::App& app) {
   add_value(app, "--recipe", f.recipe,
             "How hash weights are trained: boundary, published (to compare with), none");
   add_value(app, "--iterations", f.iterations, "Of boundary, for each KV head (1500)");
-  add_value(app, "--importance", f.importance,
-            "Of every head: mass (attention on neither sink nor recent tokens), or none")
+  app.add_option(
+         "--importance", f.importance,
+         "Of every head: none, or mass (attention on neither sink nor recent tokens), which "
+         "loosens thresholds: take --eta and its exponent from the plan then")
       ->type_name("TEXT");
   add_value(app, "--gates", f.gates,
             "Importance of every KV head from a file (DuoAttention's full_attention_heads.tsv, or "

@@ -104,7 +104,7 @@ struct Report {
   int32_t num_resident_heads = 0;
   int32_t num_demoted_heads = 0;  // persistent at first, given up for other requests
   bool resident_by_profile = false;
-  int64_t hash_tokens = 0;  // longest context that the profile's hash weights were trained at
+  int64_t hash_tokens = 0;        // longest context that the profile's hash weights were trained at
   int32_t num_swapped_heads = 0;  // that gave their place to harder ones at the prompt's end
   std::optional<QualityReport> quality;
   KvCounters total;

@@ -30,8 +30,8 @@ class Profile(Case):
 
     def test_a_profile_is_made_shown_planned_and_used(self):
         answer = self.succeeds("profile", "-m", self.recall, "--text", "text.txt", "text.txt",
-                               *SMALL, "-o", "heads.profile", "--json", "figures.jsonl", "--plan",
-                               "--budget", "1GiB")
+                               *SMALL, "--importance", "mass", "-o", "heads.profile", "--json",
+                               "figures.jsonl", "--plan", "--budget", "1GiB")
         self.assertEqual(answer.err, "")
         self.assertIn("recorded on the CPU", answer.out)
         self.assertIn("hashes were trained on the CPU", answer.out)
@@ -130,7 +130,7 @@ class Profile(Case):
             self.succeeds(*command, "-m", self.recall, "--profile", shipped)
 
     def test_without_training_or_importance(self):
-        path = self.profile("--recipe", "none", "--importance", "none", "--bits", "64")
+        path = self.profile("--recipe", "none", "--bits", "64")
         header, _ = read_tensors(path)
         self.assertNotIn("hash_weights", header)
         self.assertNotIn("importance", header)
@@ -171,6 +171,8 @@ class Profile(Case):
                 (2, ["--bits", "64, 128 or 256", "192"], [*text, *out, "--bits", "192"]),
                 (2, ["--recipe", "boundary"], [*text, *out, "--recipe", "best"]),
                 (2, ["--importance", "mass"], [*text, *out, "--importance", "much"]),
+                (2, ["--importance and --gates"],
+                 [*text, *out, "--importance", "mass", "--gates", "short.txt"]),
                 (2, ["--context", "256"], [*text, *out, "--context", "100"]),
                 (2, ["--decode", "32 to"], [*text, *out, "--decode", "4"]),
                 (2, ["--windows"], [*text, *out, "--windows", "0"]),
