@@ -11,6 +11,7 @@
 #include "base/try.h"
 #include "base/units.h"
 #include "bench_commands.h"
+#include "device/device_facts.h"
 #include "flags.h"
 #include "model/shapes.h"
 #include "profile/measure.h"
@@ -107,7 +108,8 @@ Result<int> train_shape(const TrainFlags& flags) {
   std::unique_ptr<DeviceTraining> device;
   if (backend != Backend::kCpu) {
     auto made = DeviceTraining::create(device_bytes);
-    if (!made && backend == Backend::kCuda) return std::move(made).error();
+    // A device that is there but cannot be used is no reason to time something else.
+    if (!made && (backend == Backend::kCuda || device_facts())) return std::move(made).error();
     if (made) device = std::make_unique<DeviceTraining>(std::move(*made));
   }
   if (!flags.output.empty()) CLO_TRY(check_writable(flags.output));

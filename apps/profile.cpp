@@ -1,6 +1,5 @@
 // clo profile: measures a model's heads on a text, trains its hashes, and says what follows.
 #include <CLI/CLI.hpp>
-#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <memory>
@@ -10,6 +9,7 @@
 #include "base/try.h"
 #include "base/units.h"
 #include "commands.h"
+#include "device/device_facts.h"
 #include "engine/backend.h"
 #include "engine/memory.h"
 #include "eval/profile_run.h"
@@ -65,23 +65,37 @@ Result<std::optional<HashTraining>> training_of(const ProfileFlags& flags) {
   return std::optional<HashTraining>(training);
 }
 
-Status check_numbers(const ProfileFlags& flags, const std::vector<int64_t>& contexts,
-                     const PolicyOptions& policy, int64_t decode) {
-  for (const int64_t context : contexts) {
-    CLO_TRY(in_range("--context", context, 256, int64_t{1} << 24));
+// The shortest and the longest window: as given, or half of the longest. Fails: kBadFlag.
+struct WindowRange {
+  int64_t shortest = 0, longest = 0;
+};
+Result<WindowRange> window_range(const std::string& contexts) {
+  CLO_ASSIGN(const std::vector<int64_t> given, parse_numbers(contexts, "--context"));
+  const WindowRange range = {given.size() == 1 ? given[0] / 2 : given[0], given.back()};
+  if (given.size() > 2 || range.shortest > range.longest) {
+    return Error{ErrorCode::kBadFlag,
+                 "expected the longest window, such as 2048, or the shortest and the longest, such "
+                 "as 1024,32768; found \"" +
+                     contexts + "\"",
+                 "--context"};
   }
+  CLO_TRY(in_range("--context", range.longest, 256, int64_t{1} << 24));
+  return range;
+}
+
+Status check_numbers(const ProfileFlags& flags, const WindowRange& range,
+                     const PolicyOptions& policy, int64_t decode) {
   CLO_TRY(in_range("--windows", flags.windows, 1, 10'000));
   CLO_TRY(in_range("--iterations", flags.iterations, 1, 1'000'000));
   // Every step must have candidates enough to train with, and queries kMaxLag steps apart.
-  const int64_t shortest = std::ranges::min(contexts);
-  const int64_t most = shortest - policy.sink - policy.recent - 128;
+  const int64_t most = range.shortest - policy.sink - policy.recent - 128;
   if (most < 2 * kMaxLag) {
     return Error{ErrorCode::kBadFlag,
                  "expected at least " +
                      std::to_string(policy.sink + policy.recent + 128 + 2 * kMaxLag) +
-                     " tokens, so that 128 are left to choose from beside --sink and --recent; "
-                     "found " +
-                     std::to_string(shortest),
+                     " tokens in the shortest window, so that 128 are left to choose from beside "
+                     "--sink and --recent; found " +
+                     std::to_string(range.shortest),
                  "--context"};
   }
   return in_range("--decode", decode, 2 * kMaxLag, most);
@@ -126,9 +140,11 @@ Result<TrainingPlace> training_place(const std::optional<HashTraining>& training
     if (backend == Backend::kCuda) place.name += " (the published recipe has no other trainer)";
     return place;
   }
+  if (backend != Backend::kCuda && !device_facts()) return place;  // no device: nothing to explain
   auto device = DeviceTraining::create(device_memory_bytes);
   if (!device) {
     if (backend == Backend::kCuda) return std::move(device).error();
+    place.name += " (" + device.error().message + ")";
     return place;
   }
   place.name = device->device_name();
@@ -230,10 +246,9 @@ Result<int> profile_model(const ProfileFlags& flags) {
                  "expected a policy that chooses sets, found one that attends to every row",
                  "--preset or --select"};
   }
-  CLO_ASSIGN(const std::vector<int64_t> contexts, parse_numbers(flags.contexts, "--context"));
-  const int64_t decode =
-      flags.decode.value_or(std::max<int64_t>(std::ranges::min(contexts) / 4, 2 * kMaxLag));
-  CLO_TRY(check_numbers(flags, contexts, policy, decode));
+  CLO_ASSIGN(const WindowRange range, window_range(flags.contexts));
+  const int64_t decode = flags.decode.value_or(std::max<int64_t>(range.shortest / 4, 2 * kMaxLag));
+  CLO_TRY(check_numbers(flags, range, policy, decode));
   MeasureOptions measure;
   measure.policy = policy;
   CLO_ASSIGN(measure.training, training_of(flags));
@@ -261,7 +276,7 @@ Result<int> profile_model(const ProfileFlags& flags) {
   // The engine that is recorded: dense, one sequence.
   TraceRecorder recorder;
   options.observer = &recorder;
-  options.max_context_tokens = std::ranges::max(contexts);
+  options.max_context_tokens = range.longest;
   options.max_batch = 1;
   options.keep_prefixes = false;
   CLO_ASSIGN(options.policy, preset("dense"));
@@ -275,10 +290,12 @@ Result<int> profile_model(const ProfileFlags& flags) {
   }
   CLO_ASSIGN(const BackendChoice backend, choose_backend(config, options));
   options.backend = backend.backend;
-  const std::string recorded_on = backend.backend == Backend::kCuda ? "the GPU" : "the CPU";
+  const std::string recorded_on =
+      (backend.backend == Backend::kCuda ? "the GPU" : "the CPU") +
+      (backend.note.empty() ? std::string() : " (" + backend.note + ")");
   CLO_ASSIGN(std::unique_ptr<Engine> engine, Engine::load(options));
   CLO_ASSIGN(const std::vector<int32_t> ids, engine->encode(text));
-  const ProfileRun run = {contexts, decode, flags.windows};
+  const ProfileRun run = {range.shortest, range.longest, decode, flags.windows};
 
   catch_interrupts();
   const auto keep_going = [] { return !interrupted(); };
@@ -320,7 +337,7 @@ Result<int> profile_model(const ProfileFlags& flags) {
   if (!flags.print_plan) return 0;
   KvShape planned = shape;
   planned.code_bits = options.code_bits;
-  CLO_TRY(flags.plan.print(profile, planned, policy, std::ranges::max(contexts)));
+  CLO_TRY(flags.plan.print(profile, planned, policy, range.longest));
   return 0;
 }
 
@@ -333,8 +350,8 @@ Command add_profile(CLI::App& app) {
   app.add_option("--text", f.texts, "Text files, one after another")->required()->type_name("FILE");
   add_value(app, "-o,--output", f.output, "The profile to write")->required()->type_name("FILE");
   add_value(app, "--context", f.contexts,
-            "Tokens of a window of the text (2048): the longest context to be served, or several "
-            "lengths, such as 2048,8192, four windows of each in turn")
+            "Tokens of the longest window of the text, the longest context to be served (2048); or "
+            "of the shortest, which is half of it, and the longest: 1024,32768")
       ->type_name("TEXT");
   add_value(app, "--decode", f.decode,
             "The last ones of a window, whose queries are kept (a quarter of the shortest)");

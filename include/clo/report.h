@@ -104,8 +104,10 @@ struct Report {
   int32_t num_resident_heads = 0;
   int32_t num_demoted_heads = 0;  // persistent at first, given up for other requests
   bool resident_by_profile = false;
-  int64_t hash_tokens = 0;        // longest context that the profile's hash weights were trained at
+  // Longest context that the hash weights in use were trained at; 0: none are.
+  int64_t hash_tokens = 0;
   int32_t num_swapped_heads = 0;  // that gave their place to harder ones at the prompt's end
+  bool mass_is_drawn = false;     // mass_kept is an estimate from rows drawn (ops/mass_draw.h)
   std::optional<QualityReport> quality;
   KvCounters total;
   std::vector<KvCounters> layers;

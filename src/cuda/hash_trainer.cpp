@@ -68,12 +68,14 @@ class DeviceHashTrainer final : public HashTrainer {
     keys_.upload(head * plan_.head_keys + plan_.keys[window], keys, stream_);
     queries_.upload(head * plan_.head_queries + plan_.queries[window], queries, stream_);
     labels_.upload(head * plan_.head_labels + plan_.labels[window], labels, stream_);
+    stream_.synchronize();  // the copies read the caller's memory
   }
 
   void start(int64_t head, std::span<const float> weights) override {
     CLO_CHECK(head >= 0 && head < heads_, head);
     CLO_CHECK(std::ssize(weights) == plan_.head_weights, weights.size());
     weights_.upload(head * plan_.head_weights, weights, stream_);
+    stream_.synchronize();
   }
 
   void step(const HashBatch& batch, const AdamStep& adam) override {

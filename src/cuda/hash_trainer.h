@@ -55,7 +55,8 @@ class HashTrainer {
   virtual ~HashTrainer() = default;
 
   // Of one head: keys [num_keys, head_dim], queries [group_size, num_steps, head_dim], and labels
-  // [num_steps, words of 64 keys] whose bit i says that key i is in the exact set.
+  // [num_steps, words of 64 keys] whose bit i says that key i is in the exact set. Blocks: until
+  // they have been copied; start() too.
   virtual void load(int64_t head, size_t window, std::span<const float> keys,
                     std::span<const float> queries, std::span<const uint64_t> labels) = 0;
   // Where a head sets out from: weights [bits, head_dim].

@@ -88,7 +88,6 @@ kernels::SequenceRules sequence_rules(const SequenceKv& sequence, const ForcedRe
   rules.correct = policy.correction == Correction::kTrueQuery;
   rules.fetch_whole = policy.fetch == Fetch::kWhole;
   rules.looks = mass_looks(sequence, forced);
-  rules.has_dial = sequence.dial() != nullptr;
   follow_angle(rules, sequence);
   rules.aggregate_all = policy.aggregate == Aggregate::kAll;
   rules.forced_hit_rate = forced.hit_rate;
@@ -242,7 +241,7 @@ void SlotTable::turn_dial(const SequenceKv& sequence, int64_t from_context) {
   kernels::SequenceRules& rules = staged(slot).rules;
   const double scale = sequence.dial()->setting().set_scale;
   kernels::SetScale(&scales)[2] = rules.set_scales;
-  scales[scales[0].from_context <= scales[1].from_context ? 0 : 1] = {from_context, scale};
+  scales[kernels::setting_to_replace(scales)] = {from_context, scale};
   rules.largest_scale = std::max(rules.largest_scale, scale);
   follow_angle(rules, sequence);
   upload(&buffers_.slots[slot].rules, &rules, sizeof rules);
@@ -253,8 +252,9 @@ void SlotTable::activate(const SequenceKv& sequence, int32_t token) {
   Entry& at = entries_.at(&sequence);
   BatchSlot& entry = staged(at.slot);
   if (sequence.dial() != nullptr) {
-    // The first sets have the policy's size; the slot is idle, and both settings can be written.
+    // The first sets had the policy's size; the slot is idle, and both settings can be written.
     const double scale = sequence.dial()->setting().set_scale;
+    entry.rules.has_dial = true;
     entry.rules.set_scales[0] = entry.rules.set_scales[1] = {0, scale};
     entry.rules.largest_scale = std::max(1.0, scale);
     follow_angle(entry.rules, sequence);

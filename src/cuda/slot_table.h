@@ -72,10 +72,11 @@ class SlotTable {
   const StepBuffers& buffers_;
   const Stream& stream_;
   int64_t max_context_ = 0;
-  PinnedBlock staging_;  // [max_batch] BatchSlot: a copy in flight is never overwritten, because a
-                         // slot is written at most once between two waits for the stream
-  PinnedBlock thresholds_;  // [max_batch][heads] two HeadThresholds each, likewise: dials turn
-                            // after many steps
+  PinnedBlock staging_;  // [max_batch] BatchSlot: what a copy in flight reads is never changed,
+                         // because a field of a slot is written at most once between two waits for
+                         // the stream
+  PinnedBlock thresholds_;  // [max_batch][heads] two HeadThresholds each, likewise: between two
+                            // turns of a dial steps are waited for
   std::vector<int32_t> free_;
   std::unordered_map<const SequenceKv*, Entry> entries_;
   Times times_;

@@ -44,7 +44,8 @@ void Engine::Impl::fill_report(Sequence& sequence) {
   r.num_demoted_heads = static_cast<int32_t>(sequence.kv->num_demoted_heads());
   r.num_swapped_heads = static_cast<int32_t>(sequence.kv->num_swapped_heads());
   r.resident_by_profile = !system->profile.difficulty.empty();
-  r.hash_tokens = system->profile.hash_tokens;
+  r.mass_is_drawn = cuda != nullptr;
+  if (sequence.kv->policy().select == Select::kHash) r.hash_tokens = system->profile.hash_tokens;
   if (const Dial* dial = sequence.kv->dial()) {
     const MassEstimate e = dial->estimate();
     const DialSetting& s = dial->setting();
@@ -117,7 +118,8 @@ std::string report_text(const Report& r) {
                              ": a profile of longer windows would choose better");
   }
   if (r.total.mass_samples > 0) {
-    line("attention mass kept", percent(r.total.mean_mass_kept()));
+    line("attention mass kept",
+         percent(r.total.mean_mass_kept()) + (r.mass_is_drawn ? " (by rows drawn)" : ""));
   }
   if (r.quality) {
     const QualityReport& q = *r.quality;
@@ -191,6 +193,7 @@ std::string report_json(const Report& r) {
                          {"total", counters_json(r.total)}};
   if (r.total.mass_samples > 0) {
     json["mass_kept"] = r.total.mean_mass_kept();
+    json["mass_is_drawn"] = r.mass_is_drawn;
   }
   if (r.quality) {
     const QualityReport& q = *r.quality;

@@ -1,6 +1,8 @@
 #include "eval/profile_run.h"
 
 #include <algorithm>
+#include <cmath>
+#include <numeric>
 
 #include "base/try.h"
 #include "base/units.h"
@@ -10,42 +12,39 @@ namespace clo {
 
 namespace {
 
-constexpr int64_t kWindowsOfALength = 4;
-
-int64_t tokens_of_window(const ProfileRun& run, int64_t window) {
-  const auto length = static_cast<size_t>(window / kWindowsOfALength) % run.contexts.size();
-  return run.contexts[length];
+// Lengths of `count` windows, ascending.
+std::vector<int64_t> window_lengths(const ProfileRun& run, int64_t count) {
+  const double ratio = static_cast<double>(run.longest) / static_cast<double>(run.shortest);
+  std::vector<int64_t> lengths;
+  for (int64_t w = 0; w < count; ++w) {
+    const double at = count == 1 ? 1 : static_cast<double>(w) / static_cast<double>(count - 1);
+    lengths.push_back(std::llround(static_cast<double>(run.shortest) * std::pow(ratio, at)));
+  }
+  return lengths;
 }
 
 }  // namespace
 
 Result<std::vector<TextWindow>> text_windows(int64_t text_tokens, const ProfileRun& run) {
-  const auto lengths = std::ssize(run.contexts);
-  const int64_t least = lengths == 1 ? 1 : kWindowsOfALength * lengths;
-  if (run.windows < least) {
-    return Error{ErrorCode::kBadFlag,
-                 "expected at least " + std::to_string(least) + ", four for each of " +
-                     std::to_string(lengths) + " lengths, found " + std::to_string(run.windows),
-                 "--windows"};
-  }
-  int64_t count = 0, taken = 0, needed = 0;
-  for (int64_t w = 0; w < least; ++w) needed += tokens_of_window(run, w);
-  while (count < run.windows && taken + tokens_of_window(run, count) <= text_tokens) {
-    taken += tokens_of_window(run, count++);
-  }
-  if (count < least) {
+  if (text_tokens < run.longest) {
     return Error{ErrorCode::kBadRequest,
-                 "expected at least " + std::to_string(needed) + " tokens, " +
-                     (lengths == 1 ? "one window" : "four windows of each length") +
-                     " of --context, found " + std::to_string(text_tokens) +
+                 "expected at least " + std::to_string(run.longest) +
+                     " tokens, one window of --context, found " + std::to_string(text_tokens) +
                      "; give more text or a smaller --context",
                  "--text"};
   }
+  const auto total = [](const std::vector<int64_t>& lengths) {
+    return std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
+  };
+  int64_t count = run.windows;
+  std::vector<int64_t> lengths = window_lengths(run, count);
+  while (total(lengths) > text_tokens) lengths = window_lengths(run, --count);
+  const int64_t rest = text_tokens - total(lengths);
   std::vector<TextWindow> windows;
   int64_t before = 0;
   for (int64_t w = 0; w < count; ++w) {
-    const int64_t gaps = count == 1 ? 0 : w * (text_tokens - taken) / (count - 1);
-    windows.push_back({before + gaps, tokens_of_window(run, w)});
+    const int64_t gaps = count == 1 ? 0 : w * rest / (count - 1);
+    windows.push_back({before + gaps, lengths[static_cast<size_t>(w)]});
     before += windows.back().tokens;
   }
   return windows;

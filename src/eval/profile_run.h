@@ -12,10 +12,10 @@
 namespace clo {
 
 struct ProfileRun {
-  // Of a window: the first four windows have the first length, the next four the next, and so on
-  // (of four windows one is held out, so each length has one). Not empty.
-  std::vector<int64_t> contexts = {2048};
-  int64_t decode_tokens = 512;  // the last ones of each, whose queries are kept
+  // Of windows: lengths are spread evenly between them, in their logarithms. A hash learns the
+  // rotary phases of the positions that its queries have, and is of little use at others.
+  int64_t shortest = 1024, longest = 2048;
+  int64_t decode_tokens = 256;  // the last ones of each, whose queries are kept
   int64_t windows = 8;          // at most; spread evenly over the text, none overlapping
 };
 
@@ -23,9 +23,8 @@ struct TextWindow {
   int64_t first = 0, tokens = 0;
   bool operator==(const TextWindow&) const = default;
 };
-// As many windows as the text has room for. Fails: kBadRequest when it is too short for one, or, of
-// several lengths, for four of each; the message says how many tokens it has and how many are
-// needed. kBadFlag: fewer --windows than that.
+// As many windows as the text has room for; the last is of the longest length. Fails: kBadRequest
+// when it is too short for one; the message says how many tokens it has and how many are needed.
 Result<std::vector<TextWindow>> text_windows(int64_t text_tokens, const ProfileRun& run);
 
 // Whether traces of the windows fit in so many bytes of host memory. Fails: kHostMemory, with what

@@ -17,10 +17,12 @@
 //                          new set's. Release; attention acquires.
 //
 // A head has at most one job in the queue. Attention waits for it; a job for the next step is
-// queued in attention's tail, and one by the true query waits until nothing is pending.
+// queued in attention's tail, or, of a head whose mass is sampled, by the kernel that has done so
+// (mass/mass.h); one by the true query waits until nothing is pending.
 #include <cstddef>
 #include <cstdint>
 
+#include "base/host_device.h"
 #include "ops/kv_layout.h"
 #include "ops/params.h"
 
@@ -40,6 +42,16 @@ struct SetScale {
   int64_t from_context = 0;
   double scale = 1;
 };
+// Of two settings in turn: which is in force at a context (of equal ones the first), and which one
+// a new setting, for later contexts than either, takes the place of. Never the same one for a
+// context that comes before the new setting's: a reader may meet the writer.
+CLO_HOST_DEVICE int setting_in_force(const SetScale (&scales)[2], int64_t context_tokens) {
+  const int64_t first = scales[0].from_context, second = scales[1].from_context;
+  return second <= context_tokens && (second > first || first > context_tokens) ? 1 : 0;
+}
+CLO_HOST_DEVICE int setting_to_replace(const SetScale (&scales)[2]) {
+  return scales[0].from_context < scales[1].from_context ? 0 : 1;
+}
 
 // A sequence's policy, as numbers. Mirrors PolicyOptions (clo/policy.h).
 struct SequenceRules {
@@ -153,7 +165,7 @@ enum class FaultCode : uint32_t {
 
 // What a layer's true query decided about a head.
 enum Decided : uint32_t {
-  kDueAhead = 1,   // attention's tail is to queue the next step's set
+  kDueAhead = 1,   // the next step's set is to be queued when this one has been read
   kChosenNow = 2,  // the set that this step attends to is being chosen
 };
 

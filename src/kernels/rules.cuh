@@ -41,11 +41,8 @@ __device__ __forceinline__ int64_t scaled_set_size(int64_t set_tokens, double sc
   const int64_t rounded = (scaled + 63) / 64 * 64;
   return rounded > 64 ? rounded : 64;
 }
-// The dial's setting for a context: of the two the later one that has begun by then.
 __device__ __forceinline__ double set_scale(const SequenceRules& r, int64_t context_tokens) {
-  const int64_t first = r.set_scales[0].from_context, second = r.set_scales[1].from_context;
-  const bool take_second = second <= context_tokens && (second > first || first > context_tokens);
-  return r.set_scales[take_second ? 1 : 0].scale;
+  return r.set_scales[setting_in_force(r.set_scales, context_tokens)].scale;
 }
 // k at this context.
 __device__ __forceinline__ int64_t set_size(const SequenceRules& r, int64_t context_tokens) {

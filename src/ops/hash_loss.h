@@ -6,11 +6,7 @@
 #include <cstdint>
 #include <cstring>
 
-#if defined(__CUDACC__)
-#define CLO_LOSS_INLINE __host__ __device__ __forceinline__
-#else
-#define CLO_LOSS_INLINE inline
-#endif
+#include "base/host_device.h"
 
 namespace clo {
 
@@ -20,17 +16,17 @@ inline constexpr float kBoundarySharpness = 30;  // in shares of all bits
 
 // The sign of x, relaxed, and its slope by x from its value. It is tanh by a rational function that
 // meets +-1 with slope 0 at 3, within 0.025 of it: what a compiler makes a vector loop of.
-CLO_LOSS_INLINE float relaxed_sign(float x) {
+CLO_HOST_DEVICE float relaxed_sign(float x) {
   const float above = x < -3.0f ? -3.0f : x;
   const float c = 3.0f < above ? 3.0f : above;
   const float square = c * c;
   return c * (27 + square) / (27 + 9 * square);
 }
-CLO_LOSS_INLINE float relaxed_slope(float relaxed) { return 1 - relaxed * relaxed; }
+CLO_HOST_DEVICE float relaxed_slope(float relaxed) { return 1 - relaxed * relaxed; }
 
 // How hard a key is pulled to its side of the boundary: the slope of log(1 + exp(-z)) without its
 // sign. z > 0 on the right side; `unit` is 1 / (bits x group_size).
-CLO_LOSS_INLINE float boundary_pull(float score, float boundary, bool wanted, float unit) {
+CLO_HOST_DEVICE float boundary_pull(float score, float boundary, bool wanted, float unit) {
   const float side = wanted ? 1.0f : -1.0f;
   const float z = side * kBoundarySharpness * unit * (score - boundary);
   return 1 / (1 + std::exp(30.0f < z ? 30.0f : z));
@@ -38,12 +34,12 @@ CLO_LOSS_INLINE float boundary_pull(float score, float boundary, bool wanted, fl
 
 // Orders floats as whole numbers: a < b exactly when ordered_bits(a) < ordered_bits(b), but that
 // -0 lies below 0. Never 0 for a number.
-CLO_LOSS_INLINE uint32_t ordered_bits(float x) {
+CLO_HOST_DEVICE uint32_t ordered_bits(float x) {
   uint32_t bits;
   memcpy(&bits, &x, sizeof bits);
   return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
 }
-CLO_LOSS_INLINE float from_ordered_bits(uint32_t ordered) {
+CLO_HOST_DEVICE float from_ordered_bits(uint32_t ordered) {
   const uint32_t bits = (ordered & 0x80000000u) != 0 ? ordered & 0x7FFFFFFFu : ~ordered;
   float x;
   memcpy(&x, &bits, sizeof x);
@@ -55,7 +51,7 @@ CLO_LOSS_INLINE float from_ordered_bits(uint32_t ordered) {
 struct AdamStep {
   float rate = 0, decay1 = 1, decay2 = 1;
 };
-CLO_LOSS_INLINE void adam_update(const AdamStep& step, float gradient, float& weight, float& mean,
+CLO_HOST_DEVICE void adam_update(const AdamStep& step, float gradient, float& weight, float& mean,
                                  float& square) {
   mean = 0.9f * mean + 0.1f * gradient;
   square = 0.999f * square + 0.001f * gradient * gradient;

@@ -1,7 +1,7 @@
 #pragma once
 // Which heads a decode step looks at for the attention mass that it keeps, and which of the rows
 // that such a head left out are drawn to estimate theirs. Functions of context, head and number
-// alone, the same for every sequence and on every backend: an answer depends on its request only.
+// alone, so that every sequence, batch and backend looks at the same.
 // Pure; for host and device.
 #include <cstdint>
 
@@ -19,13 +19,13 @@ inline constexpr int32_t kMassRows = 1024;
 inline constexpr int32_t kFirstMassRows = 256;
 
 // Whether the step of this context looks at heads.
-CLO_MIX_INLINE bool looks_at_some(int64_t context_tokens) {
+CLO_HOST_DEVICE bool looks_at_some(int64_t context_tokens) {
   return context_tokens % kMassPeriod == 0;
 }
 // The head (layer * num_kv_heads + kv_head) that look `look` in [0, kMassLooks) of such a step
 // takes: every head has its turn before one has it again, in another order each time. Looks of one
 // step may meet at the same head, where a round ends in it.
-CLO_MIX_INLINE int32_t head_looked_at(int64_t context_tokens, int32_t look, int32_t num_heads) {
+CLO_HOST_DEVICE int32_t head_looked_at(int64_t context_tokens, int32_t look, int32_t num_heads) {
   const uint32_t count = static_cast<uint32_t>(num_heads);
   const uint32_t at = static_cast<uint32_t>(context_tokens / kMassPeriod) * kMassLooks +
                       static_cast<uint32_t>(look);
@@ -37,7 +37,7 @@ CLO_MIX_INLINE int32_t head_looked_at(int64_t context_tokens, int32_t look, int3
   const uint64_t stride = kStrides[bits & 7u];
   return static_cast<int32_t>((place * stride + (bits >> 32)) % count);
 }
-CLO_MIX_INLINE bool is_looked_at(int64_t context_tokens, int32_t head, int32_t num_heads) {
+CLO_HOST_DEVICE bool is_looked_at(int64_t context_tokens, int32_t head, int32_t num_heads) {
   if (!looks_at_some(context_tokens)) return false;
   for (int32_t look = 0; look < kMassLooks; ++look) {
     if (head_looked_at(context_tokens, look, num_heads) == head) return true;
@@ -47,8 +47,8 @@ CLO_MIX_INLINE bool is_looked_at(int64_t context_tokens, int32_t head, int32_t n
 
 // Token number `number` of a draw from [first, first + count), with replacement. A token that the
 // head did attend to is drawn again: with the next `attempt`.
-CLO_MIX_INLINE int64_t drawn_token(int64_t context_tokens, int32_t head, int32_t number,
-                                   uint32_t attempt, int64_t first, int64_t count) {
+CLO_HOST_DEVICE int64_t drawn_token(int64_t context_tokens, int32_t head, int32_t number,
+                                    uint32_t attempt, int64_t first, int64_t count) {
   const uint64_t of_head = mix_bits((static_cast<uint64_t>(context_tokens) << 24) ^
                                     static_cast<uint64_t>(static_cast<uint32_t>(head)));
   const uint64_t bits =

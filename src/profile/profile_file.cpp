@@ -69,7 +69,7 @@ Status check_complete(const Profile& profile, std::span<const ProfileField> fiel
   return Ok{};
 }
 
-// The largest of the lengths that windows had, such as "2048,8192"; 0 where none is said.
+// The larger of the lengths that windows lay between, such as "2048,8192"; 0 where none is said.
 Result<int64_t> longest_context(const std::string& text, const std::string& where) {
   int64_t longest = 0;
   for (const char* at = text.data(); at < text.data() + text.size();) {

@@ -26,9 +26,8 @@ int64_t scaled_set_size(int64_t set_tokens, double scale) {
 
 int32_t slot_capacity(const PolicyOptions& policy, int64_t max_context_tokens) {
   const int64_t most = candidates(policy, max_context_tokens).size();
-  const auto largest =
-      static_cast<int64_t>((policy.quality ? kMostSetScale : 1.0) *
-                           static_cast<double>(set_size(policy, max_context_tokens)));
+  const int64_t size = set_size(policy, max_context_tokens);
+  const int64_t largest = policy.quality ? scaled_set_size(size, kMostSetScale) : size;
   return static_cast<int32_t>(std::min(largest, std::max<int64_t>(most, 1)));
 }
 

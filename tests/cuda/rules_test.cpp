@@ -64,6 +64,35 @@ TEST(HeadRule, FollowsTheDial) {
   }
 }
 
+// A refresh may read a setting while the host writes the next one: what is replaced is never what a
+// context before the new setting's asks for, from the first turn on.
+TEST(SetScales, WhatIsReplacedIsNotInForce) {
+  kernels::SetScale scales[2] = {{0, 1.5}, {0, 1.5}};
+  double in_force = 1.5;
+  int64_t last = 1;
+  for (const int64_t from : {40, 72, 73, 200, 1000}) {
+    const int replaced = kernels::setting_to_replace(scales);
+    for (int64_t context = last; context < from; ++context) {
+      ASSERT_NE(kernels::setting_in_force(scales, context), replaced) << context;
+      ASSERT_EQ(scales[kernels::setting_in_force(scales, context)].scale, in_force);
+    }
+    // Half written, either half first.
+    for (const kernels::SetScale torn :
+         {kernels::SetScale{from, scales[replaced].scale},
+          kernels::SetScale{scales[replaced].from_context, static_cast<double>(from)}}) {
+      kernels::SetScale met[2] = {scales[0], scales[1]};
+      met[replaced] = torn;
+      for (int64_t context = last; context < from; ++context) {
+        ASSERT_EQ(met[kernels::setting_in_force(met, context)].scale, in_force) << context;
+      }
+    }
+    scales[replaced] = {from, static_cast<double>(from)};
+    in_force = static_cast<double>(from);
+    last = from;
+    EXPECT_EQ(scales[kernels::setting_in_force(scales, from)].scale, in_force);
+  }
+}
+
 TEST(RefreshClusters, LeaveRoomForTheLayers) {
   CudaLimits limits;
   // More where a step waits for rows and not for its products.

@@ -24,7 +24,7 @@ TEST(RecordingRoom, SaysWhatWindowsTakeAndWhatThereIs) {
 TEST(TextWindows, SpreadOverTheText) {
   using Windows = std::vector<TextWindow>;
   const auto of = [](int64_t tokens, int64_t windows) {
-    return text_windows(tokens, {{100}, 30, windows});
+    return text_windows(tokens, {100, 100, 30, windows});
   };
   EXPECT_EQ(*of(1000, 4), (Windows{{0, 100}, {300, 100}, {600, 100}, {900, 100}}));
   EXPECT_EQ(*of(250, 4), (Windows{{0, 100}, {150, 100}}));
@@ -32,30 +32,19 @@ TEST(TextWindows, SpreadOverTheText) {
   const auto refused = of(99, 4);
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().code, ErrorCode::kBadRequest);
+  EXPECT_NE(refused.error().to_string().find("at least 100 tokens"), std::string::npos);
 }
 
-TEST(TextWindows, OfSeveralLengths) {
-  const ProfileRun run{{10, 50}, 5, 12};
-  const auto windows = text_windows(10 * 8 + 50 * 4 + 110, run);
-  ASSERT_TRUE(windows);
-  ASSERT_EQ(windows->size(), 12u);
-  int64_t end = 0;
-  for (size_t w = 0; w < windows->size(); ++w) {
-    EXPECT_EQ((*windows)[w].tokens, w / 4 == 1 ? 50 : 10);
-    EXPECT_EQ((*windows)[w].first, end + (w == 0 ? 0 : 10));
-    end = (*windows)[w].first + (*windows)[w].tokens;
-  }
-  EXPECT_EQ(end, 390);
-  // Just four of each, and not even that.
-  EXPECT_EQ(text_windows(4 * 60, run)->size(), 8u);
-  const auto short_text = text_windows(4 * 60 - 1, run);
-  ASSERT_FALSE(short_text);
-  EXPECT_NE(short_text.error().to_string().find("240 tokens, four windows"), std::string::npos)
-      << short_text.error().to_string();
-  const auto few = text_windows(1000, {{10, 50}, 5, 7});
-  ASSERT_FALSE(few);
-  EXPECT_EQ(few.error().code, ErrorCode::kBadFlag);
-  EXPECT_NE(few.error().to_string().find("at least 8"), std::string::npos);
+TEST(TextWindows, LengthsAreSpreadOverTheirRange) {
+  using Windows = std::vector<TextWindow>;
+  const ProfileRun run{100, 1600, 30, 5};
+  EXPECT_EQ(*text_windows(3100, run),
+            (Windows{{0, 100}, {100, 200}, {300, 400}, {700, 800}, {1500, 1600}}));
+  EXPECT_EQ(*text_windows(3500, run),
+            (Windows{{0, 100}, {200, 200}, {500, 400}, {1000, 800}, {1900, 1600}}));
+  // Fewer windows have the same range.
+  EXPECT_EQ(*text_windows(2100, run), (Windows{{0, 100}, {100, 400}, {500, 1600}}));
+  EXPECT_EQ(*text_windows(1600, run), (Windows{{0, 1600}}));
 }
 
 }  // namespace

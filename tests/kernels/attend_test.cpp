@@ -103,6 +103,7 @@ class Step {
     HeadKind kind = HeadKind::kEvictable;
     bool active = true;
     PredictRule predict = PredictRule::kNone;
+    MassLooks looks = MassLooks::kNone;
   };
   static constexpr int32_t kLayer = 1, kSink = 4, kRing = 24, kRecent = 16;
 
@@ -127,6 +128,7 @@ class Step {
       slot.rules.sink = kSink;
       slot.rules.recent = kRecent;
       slot.rules.predict = row.predict;
+      slot.rules.looks = row.looks;
       if (row.kind == HeadKind::kResidentAll) slot.rules.select = SelectRule::kNone;
       for (int32_t h = 0; h < kv_heads; ++h) {
         heads_.push_back(make_head(row, slot.rules.set_tokens, r * 64 + h));
@@ -564,6 +566,32 @@ TEST_F(AttendTest, QueuesWhatIsDueForTheNextStep) {
     EXPECT_EQ(pending[step.index(expected[i].slot, expected[i].kv_head)], 1u);
   }
   EXPECT_EQ(std::accumulate(pending.begin(), pending.end(), 0u), 3u);
+}
+
+// The kernel that samples a head's mass queues its job, after the set has been looked at; where no
+// such kernel runs (no log-sum-exp is kept for it) attention does.
+TEST_F(AttendTest, LeavesTheJobsOfHeadsThatAreLookedAt) {
+  for (const bool sampled : {true, false}) {
+    Step step(128, 4, 3,
+              {{.context = 900, .predict = PredictRule::kPreviousStep, .looks = MassLooks::kAll},
+               {.context = 901, .predict = PredictRule::kPreviousStep}});
+    std::vector<uint32_t> due = step.decided_->download();
+    for (int32_t slot = 0; slot < step.num_rows_; ++slot) {
+      for (int32_t h = 0; h < 3; ++h) due[step.index(slot, h)] |= kDueAhead;
+    }
+    step.decided_->upload(due);
+    AttendRows params = step.params(132);
+    if (!sampled) params.log_sum_exp = nullptr;
+    attend(params, nullptr);
+    CLO_CUDA(cudaDeviceSynchronize());
+    const int32_t looked_at = step.num_rows_ - 1;  // the first row's slot
+    EXPECT_EQ(step.queue_->download()[0].rings[kAhead].tail, sampled ? 3u : 6u);
+    const std::vector<uint32_t> pending = step.pending_->download();
+    for (int32_t h = 0; h < 3; ++h) {
+      EXPECT_EQ(pending[step.index(looked_at, h)], sampled ? 0u : 1u);
+      EXPECT_EQ(pending[step.index(0, h)], 1u);
+    }
+  }
 }
 
 }  // namespace

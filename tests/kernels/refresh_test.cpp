@@ -208,7 +208,7 @@ TEST_F(RefreshTest, SetSizesFollowTheDial) {
   for (const auto& [step, scale] : steps) {
     const int64_t from = scene.context + step;
     SetScale(&scales)[2] = world.rules().set_scales;
-    scales[scales[0].from_context <= scales[1].from_context ? 0 : 1] = {from, scale};
+    scales[setting_to_replace(scales)] = {from, scale};
     world.rules().largest_scale = std::max(world.rules().largest_scale, scale);
     // One context before the new size, which the older one is still for, and two after.
     for (int64_t context = from - (step > 0); context < from + 2; ++context) {

@@ -2,7 +2,7 @@
 // May a head keep its set? One warp decides for one head; a miss becomes a job. The device mirror
 // of reuse/reuse_rule (decide, similar_enough) and of Attention::refresh's counting. Used where the
 // true queries are made (rows/decode_rows.cu) and where they are foreseen (refresh.cu); attention
-// queues what was decided for the step after it.
+// (of heads whose mass is sampled, mass/mass.cu) queues what was decided for the step after it.
 #include <cstdint>
 
 #include "base/split_mix.h"

@@ -37,7 +37,7 @@ struct HashTrainStep {
   AdamStep adam;
 
   // Keys, then row g * kBatchQueries + q for query head g of step q.
-  CLO_LOSS_INLINE int64_t num_columns() const {
+  CLO_HOST_DEVICE int64_t num_columns() const {
     return int64_t{num_keys} + int64_t{group_size} * kBatchQueries;
   }
 };
