@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "kv/head_cache.h"
+#include "ops/token_mask.h"
 #include "reuse/dial.h"
 
 namespace clo {
@@ -29,10 +30,11 @@ class MassSampler {
   // head: layer * num_kv_heads + kv_head.
   bool is_looked_at(int64_t head) const;
 
-  // Tokens of a context that an evictable head did not attend to: `num_rows` of them drawn with
-  // replacement, or all where there are no more. num_outside: how many there are.
-  void draw_rows(const HeadCacheView& head, int64_t context_tokens, int64_t num_outside,
-                 int32_t num_rows, std::vector<int32_t>& tokens);
+  // Visible tokens of a context that an evictable head did not attend to: `num_rows` of them drawn
+  // with replacement, or all where there are no more. mask: null for none. num_outside: how many
+  // there are.
+  void draw_rows(const HeadCacheView& head, const TokenMask* mask, int64_t context_tokens,
+                 int64_t num_outside, int32_t num_rows, std::vector<int32_t>& tokens);
 
  private:
   Dial dial_;
