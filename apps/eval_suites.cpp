@@ -60,14 +60,8 @@ Result<std::vector<std::string>> chosen_tasks(const Suite& suite, const SuiteFla
   if (flags.filler.empty()) return tasks;
   std::set<std::string> fillers;
   for (const std::string& name : split_list(flags.filler)) {
-    if (name == "masked") {
-      return Error{ErrorCode::kUnsupported,
-                   "masked filler needs attention that leaves tokens out by a mask, which the "
-                   "engine does not have; expected some of none, prose, whitespace",
-                   "--filler"};
-    }
-    if (name != "none" && name != "prose" && name != "whitespace") {
-      return bad_flag("--filler", "some of none, prose, whitespace", name);
+    if (name != "none" && name != "prose" && name != "whitespace" && name != "masked") {
+      return bad_flag("--filler", "some of none, prose, whitespace, masked", name);
     }
     fillers.insert(name);
   }
@@ -181,6 +175,18 @@ Status check_contexts(const std::vector<int64_t>& contexts, int64_t limit) {
   return Ok{};
 }
 
+// Fails: kUnsupported for masked filler on a backend that masks no tokens.
+Status check_masks(const Engine& engine, const std::vector<std::string>& tasks) {
+  const bool wanted = std::any_of(tasks.begin(), tasks.end(), [](const std::string& task) {
+    return task.starts_with("masked");
+  });
+  if (!wanted || engine.can_mask()) return Ok{};
+  return Error{ErrorCode::kUnsupported,
+               "tokens are masked on the CPU backend only; use --backend cpu, or --filler "
+               "none,prose,whitespace",
+               "--filler masked"};
+}
+
 Result<int> run_suite(const Suite& generated, const SuiteFlags& flags) {
   CLO_TRY(check_numbers(flags));
   Suite suite = generated;
@@ -202,6 +208,7 @@ Result<int> run_suite(const Suite& generated, const SuiteFlags& flags) {
   }
   CLO_ASSIGN(const std::unique_ptr<Engine> engine, Engine::load(options));
   CLO_TRY(check_contexts(contexts, engine->max_context_tokens()));
+  if (suite.name == "length") CLO_TRY(check_masks(*engine, tasks));
   std::vector<std::string> names = {kDenseName};
   for (const NamedPolicy& policy : policies) {
     if (policy.name != kDenseName) names.push_back(policy.name);
@@ -278,7 +285,9 @@ std::vector<std::pair<CLI::App*, Command>> add_eval_suites(CLI::App& app) {
                       "JSON-lines files of LongBench; all their items by default");
     }
     if (suite.name == "length") {
-      sub->add_option("--filler", f.filler, "Some of none, prose, whitespace (all)");
+      sub->add_option("--filler", f.filler,
+                      "Some of none, prose, whitespace, masked (all); masked: prose that keeps its "
+                      "positions and that no token may attend to (CPU)");
     }
     if (suite.can_retrieve_then_solve) {
       sub->add_option("--retrieve-then-solve", f.solve,

@@ -40,19 +40,4 @@ struct SummaryRow {
 std::vector<SummaryRow> summarise(const std::vector<ItemRecord>& records,
                                   const std::vector<std::string>& policies);
 
-// A comparison that a suite is about, such as adjacent evidence with separated, on paired items.
-struct SuiteFigure {
-  std::string task;
-  int64_t context = 0;
-  std::string policy;
-  std::string name;  // "separated - adjacent"
-  double value = 0;  // points
-  std::optional<Interval> interval;
-};
-// multihop: separated - adjacent, reversed - forward. position: average over bins, largest gap of
-// bins. length: what filler costs dense, the policy, and both. Empty for other suites.
-std::vector<SuiteFigure> suite_figures(const std::string& suite,
-                                       const std::vector<ItemRecord>& records,
-                                       const std::vector<std::string>& policies);
-
 }  // namespace clo

@@ -15,7 +15,7 @@ SUITES = {  # arguments that give a few short items
     "niah": (["--context", "1024", "--items", "1", "--depths", "2"], 2),
     "infinite": (["--context", "640", "--items", "1"], 6),
     "position": (["--context", "1024", "--items", "2"], 6),
-    "length": (["--context", "1024", "--items", "1"], 5),
+    "length": (["--context", "1024", "--items", "1"], 7),
     "longbench": (["--context", "1280", "--items", "1"], 7),
     "multihop": (["--context", "4096", "--items", "1", "--item", "multihop/2_hops/4096/3"], 1),
 }
@@ -56,6 +56,7 @@ class Suites(SuiteCase):
                 for name, item in items.items():
                     self.assertEqual(set(item["results"]), {"dense", "default"})
                     self.assertLessEqual(item["prompt_tokens"], item["context"])
+                    self.assertEqual(item["masked_tokens"] > 0, "masked" in item["task"])
                     self.assertTrue(name.startswith(suite + "/"))
                     for result in item["results"].values():
                         self.assertGreaterEqual(result["score"], 0)
@@ -97,8 +98,28 @@ class Suites(SuiteCase):
             self.eval("length", "--context", "1536", "--tasks", "prose_start", "--items", "1",
                       "--retrieve-then-solve", mode, "-o", mode + ".jsonl")
             (item,) = self.items(mode + ".jsonl").values()
-            self.assertIn("recitation", item["results"]["dense"])
-            self.assertGreaterEqual(item["results"]["dense"]["recited"], 0)
+            recitation = item["results"]["dense"]["recitation"]
+            self.assertEqual(set(recitation), {"text", "sentences", "tokens", "exact"})
+            self.assertEqual(recitation["exact"], recitation["sentences"] == 1)
+
+    def test_masked_filler_is_in_no_context(self):
+        self.eval("length", "--context", "1536", "--filler", "prose,masked", "--items", "1",
+                  "--set-tokens", "20", "--preset", "default", "-o", "out.jsonl")
+        items = {item["task"]: item for item in self.items().values()}
+        self.assertEqual(set(items), {"prose_start", "prose_end", "masked_start", "masked_end"})
+        for task, item in items.items():
+            self.assertEqual(item["prompt_tokens"], items["prose_start"]["prompt_tokens"])
+            visible = item["prompt_tokens"] - item["masked_tokens"]
+            self.assertEqual(visible < 500, task.startswith("masked"))
+            for result in item["results"].values():
+                rows = sum(visible + step for step in range(1, result["steps"] + 1))
+                self.assertEqual(result["rows_in_context"], 8 * 2 * rows)
+            self.assertLess(item["results"]["default"]["rows_attended"],
+                            item["results"]["default"]["rows_in_context"])
+        self.eval("length", "--context", "1536", "--tasks", "masked_end", "--items", "1",
+                  "--retrieve-then-solve", "keep", "-o", "keep.jsonl")
+        (item,) = self.items("keep.jsonl").values()
+        self.assertGreater(item["masked_tokens"], 300)
 
     def test_without_a_chat_template(self):
         model = self.copy("recall")
@@ -266,14 +287,11 @@ class BadSuites(SuiteCase):
         self.refuse(2, ["--tasks", "vtt", "niah_single_1", "fwe"], "ruler", "--tasks", "vt,vtt")
         self.refuse(2, ["--item", "ruler/vt/9", "ruler/niah_single_1/4096/0"], "ruler", "--item",
                     "ruler/vt/9")
-        self.refuse(2, ["--filler", "noise", "whitespace"], "length", "--filler", "noise")
+        self.refuse(2, ["--filler", "noise", "whitespace", "masked"], "length", "--filler", "noise")
         self.refuse(2, ["--retrieve-then-solve", "often", "fresh", "keep"], "length",
                     "--retrieve-then-solve", "often")
         self.refuse(2, ["--against", "hata", "dense"], "ruler", "--against", "hata")
         self.refuse(2, ["--preset", "fast", "hata"], "ruler", "--preset", "default,fast")
-
-    def test_masked_filler_is_refused_by_name(self):
-        self.refuse(3, ["--filler", "masked", "mask"], "length", "--filler", "masked")
 
     def test_numbers_out_of_range(self):
         for items in ("0", "-1"):

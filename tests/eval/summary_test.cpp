@@ -1,7 +1,10 @@
 // What items say together: means and intervals, figures of suites, and the lines they are kept in.
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "eval/html_report.h"
+#include "eval/suite_figures.h"
 #include "eval/suite_summary.h"
 
 namespace clo {
@@ -114,9 +117,54 @@ TEST(Figures, PositionsAreBinned) {
     records.back().numbers["bin"] = static_cast<double>(i / 2);
   }
   const auto figures = suite_figures("position", records, kPolicies);
+  ASSERT_EQ(figures.size(), 6u);
+  EXPECT_EQ(figures[2].name, "standard deviation over bins");
+  EXPECT_DOUBLE_EQ(figures[2].value, 0);  // dense is right everywhere
+  EXPECT_DOUBLE_EQ(figures[3].value, 50);
+  EXPECT_DOUBLE_EQ(figures[4].value, 75);
+  // 100, 25, 25: squares about 50 are 2500, 625, 625.
+  EXPECT_NEAR(figures[5].value, std::sqrt(1250.0), 1e-9);
+  EXPECT_EQ(figure_value(figures[5]), "35.4");
+}
+
+// Rows are added up within a bin before bins are compared: 30 of 40, 10 of 20, 5 of 20.
+TEST(Figures, GoldHasItsSpreadOverPositions) {
+  std::vector<ItemRecord> records;
+  const int64_t watched[] = {10, 30, 20, 20}, attended[] = {0, 30, 10, 5};
+  const double bins[] = {0, 0, 1, 2};
+  for (int64_t i = 0; i < 4; ++i) {
+    records.push_back(record("code", 100, i, 1, 1));
+    records.back().numbers["bin"] = bins[i];
+    KvCounters& counters = records.back().results["other"].counters;
+    counters.watched_rows = watched[i];
+    counters.watched_rows_attended = attended[i];
+  }
+  auto figures = suite_figures("position", records, kPolicies);
+  ASSERT_EQ(figures.size(), 9u);  // dense chooses no sets
+  EXPECT_EQ(figures[6].name, "gold: average over bins");
+  EXPECT_EQ(figures[6].policy, "other");
+  EXPECT_DOUBLE_EQ(figures[6].value, 50);
+  EXPECT_DOUBLE_EQ(figures[7].value, 50);
+  EXPECT_NEAR(figures[8].value, std::sqrt(2 * 625.0 / 3), 1e-9);
+  // An answer that ended at once leaves its bin without a step: no spread is made up.
+  records[3].results["other"].counters.watched_rows = 0;
+  EXPECT_EQ(suite_figures("position", records, kPolicies).size(), 6u);
+}
+
+TEST(Figures, RecitationsAreAveragedWhereThereAreSome) {
+  std::vector<ItemRecord> records;
+  for (int64_t i = 0; i < 4; ++i) records.push_back(record("none", 100, i, 1, i % 2));
+  records[1].results["other"].recitation = Recitation{"", 1, 1, true};
+  records[2].results["other"].recitation = Recitation{"", 1, 1, true};
+  records[3].results["other"].recitation = Recitation{"", 0.25, 0.5, false};
+  const auto figures = suite_figures("length", records, kPolicies);
   ASSERT_EQ(figures.size(), 4u);
-  EXPECT_DOUBLE_EQ(figures[2].value, 50);
-  EXPECT_DOUBLE_EQ(figures[3].value, 75);
+  EXPECT_EQ(figures[0].name, "evidence recited exactly");
+  EXPECT_NEAR(figures[0].value, 200.0 / 3, 1e-9);
+  EXPECT_DOUBLE_EQ(figures[1].value, 75);
+  EXPECT_NEAR(figures[2].value, 250.0 / 3, 1e-9);
+  EXPECT_EQ(figures[3].name, "score where exactly recited");
+  EXPECT_DOUBLE_EQ(figures[3].value, 50);
 }
 
 TEST(Lines, HoldARecordWhole) {
@@ -128,7 +176,8 @@ TEST(Lines, HoldARecordWhole) {
   item.gold_tokens = 7;
   PolicyRecord& other = item.results["other"];
   other.answer = "line\n\"quoted\"";
-  other.recitation = "r";
+  other.recitation = Recitation{"r\ns", 0.5, 0.75, false};
+  item.masked_tokens = 41;
   other.counters.hits = 3;
   other.counters.mass_kept = 0.1;
   other.counters.watched_rows = 70;
@@ -140,8 +189,40 @@ TEST(Lines, HoldARecordWhole) {
   ASSERT_TRUE(back) << back.error().to_string();
   EXPECT_EQ(to_line(*back), line);
   EXPECT_EQ(back->results.at("other").counters.watched_rows_attended, 7);
+  EXPECT_EQ(back->masked_tokens, 41);
+  ASSERT_TRUE(back->results.at("other").recitation);
+  EXPECT_EQ(back->results.at("other").recitation->tokens, 0.75);
+  EXPECT_FALSE(back->dense().recitation);
   EXPECT_EQ(from_line("{}", "here").error().where, "here");
   EXPECT_FALSE(from_line(line.substr(0, line.size() / 2), "here"));
+}
+
+// Curves of scores for both policies, and of the evidence for the one that chooses sets.
+TEST(Html, PositionsHaveCurvesOfScoresAndOfEvidence) {
+  std::vector<ItemRecord> records;
+  for (int64_t i = 0; i < 4; ++i) {
+    records.push_back(record("code", 100, i, 1, 0));
+    records.back().numbers = {{"bin", static_cast<double>(i / 2)}, {"bins", 2}, {"depth", 0.25}};
+    records.back().results["other"].counters.watched_rows = 10 * (i + 1);
+    records.back().results["other"].counters.watched_rows_attended = 10;
+  }
+  const auto rows = summarise(records, kPolicies);
+  const auto figures = suite_figures("position", records, kPolicies);
+  const HtmlInput input{"position", "m", {}, kPolicies, &records, &rows, &figures};
+  const std::string page = html_report(input);
+  const size_t scores = page.find("<h2>By position</h2>");
+  const size_t evidence = page.find("<h2>Evidence attended, by position</h2>");
+  ASSERT_NE(scores, std::string::npos);
+  ASSERT_NE(evidence, std::string::npos);
+  const auto curves_in = [&](size_t begin, size_t end) {
+    int64_t count = 0;
+    for (size_t at = page.find("<polyline", begin); at < end; at = page.find("<polyline", at + 1)) {
+      ++count;
+    }
+    return count;
+  };
+  EXPECT_EQ(curves_in(scores, evidence), 2);
+  EXPECT_EQ(curves_in(evidence, page.find("<h2>", evidence + 1)), 1);
 }
 
 TEST(Html, EscapesWhatPeopleWrite) {

@@ -1,0 +1,197 @@
+#include "eval/suite_figures.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <map>
+
+#include "eval/suite_summary.h"
+
+namespace clo {
+
+namespace {
+
+using Group = std::vector<const ItemRecord*>;
+
+double mean(const std::vector<double>& values) {
+  double sum = 0;
+  for (const double value : values) sum += value;
+  return values.empty() ? 0 : sum / static_cast<double>(values.size());
+}
+
+// Scores of the items that `is_first` and those that `is_second` accept, averaged over each pair
+// key, for the keys that have both.
+template <typename First, typename Second, typename Key>
+PairedMean compare(const Group& first_items, const Group& second_items, const First& first_score,
+                   const Second& second_score, const Key& key_of) {
+  std::map<int64_t, std::vector<double>> first, second;
+  for (const ItemRecord* item : first_items) first[key_of(*item)].push_back(first_score(*item));
+  for (const ItemRecord* item : second_items) second[key_of(*item)].push_back(second_score(*item));
+  std::vector<double> a, b;
+  for (const auto& [key, scores] : first) {
+    const auto found = second.find(key);
+    if (found == second.end()) continue;
+    a.push_back(mean(scores));
+    b.push_back(mean(found->second));
+  }
+  return paired_mean(a, b);
+}
+
+Group with_label(const Group& items, const std::string& label, const std::string& value) {
+  Group chosen;
+  for (const ItemRecord* item : items) {
+    const auto found = item->labels.find(label);
+    if (found != item->labels.end() && found->second == value) chosen.push_back(item);
+  }
+  return chosen;
+}
+
+void add_level(std::vector<SuiteFigure>& figures, const SuiteFigure& where, const std::string& name,
+               double value, FigureUnit unit = FigureUnit::kPoints) {
+  SuiteFigure figure = where;
+  figure.name = name;
+  figure.value = value;
+  figure.unit = unit;
+  figures.push_back(figure);
+}
+
+void add_difference(std::vector<SuiteFigure>& figures, const SuiteFigure& where,
+                    const std::string& name, const PairedMean& compared) {
+  if (compared.items == 0) return;
+  SuiteFigure figure = where;
+  figure.name = name;
+  figure.value = compared.difference();
+  figure.interval = compared.interval;
+  figures.push_back(figure);
+}
+
+// Positions by their means, in points: how good, how uneven.
+void add_spread(std::vector<SuiteFigure>& figures, const SuiteFigure& where,
+                const std::string& what, const std::vector<double>& means) {
+  const double average = mean(means);
+  double squares = 0;
+  for (const double value : means) squares += (value - average) * (value - average);
+  const auto [least, most] = std::minmax_element(means.begin(), means.end());
+  add_level(figures, where, what + "average over bins", average);
+  add_level(figures, where, what + "largest gap of bins", *most - *least);
+  // Of these positions, not of positions drawn from more.
+  add_level(figures, where, what + "standard deviation over bins",
+            std::sqrt(squares / static_cast<double>(means.size())));
+}
+
+void add_bins(std::vector<SuiteFigure>& figures, const SuiteFigure& where, const Group& items) {
+  struct Bin {
+    std::vector<double> scores;
+    KvCounters counters;
+  };
+  std::map<double, Bin> bins;
+  for (const ItemRecord* item : items) {
+    const PolicyRecord& result = item->results.at(where.policy);
+    Bin& bin = bins[item->numbers.at("bin")];
+    bin.scores.push_back(result.score);
+    bin.counters += result.counters;
+  }
+  std::vector<double> scores, gold;
+  for (const auto& [place, bin] : bins) {
+    scores.push_back(100 * mean(bin.scores));
+    if (bin.counters.watched_rows == 0) continue;
+    gold.push_back(100 * static_cast<double>(bin.counters.watched_rows_attended) /
+                   static_cast<double>(bin.counters.watched_rows));
+  }
+  add_spread(figures, where, "", scores);
+  // A bin without a decode step would be missing from the spread.
+  if (gold.size() == bins.size()) add_spread(figures, where, "gold: ", gold);
+}
+
+// Over the items whose evidence was asked for.
+void add_recitations(std::vector<SuiteFigure>& figures, const SuiteFigure& where,
+                     const Group& items) {
+  std::vector<double> exact, sentences, tokens, scores;
+  for (const ItemRecord* item : items) {
+    const PolicyRecord& result = item->results.at(where.policy);
+    if (!result.recitation) continue;
+    exact.push_back(result.recitation->exact);
+    sentences.push_back(result.recitation->sentences);
+    tokens.push_back(result.recitation->tokens);
+    if (result.recitation->exact) scores.push_back(result.score);
+  }
+  if (exact.empty()) return;
+  add_level(figures, where, "evidence recited exactly", 100 * mean(exact));
+  add_level(figures, where, "evidence sentences recited", 100 * mean(sentences));
+  add_level(figures, where, "evidence tokens recited", 100 * mean(tokens));
+  if (!scores.empty()) add_level(figures, where, "score where exactly recited", 100 * mean(scores));
+}
+
+}  // namespace
+
+std::string_view unit_name(FigureUnit unit) {
+  switch (unit) {
+    case FigureUnit::kDifference:
+      return "difference";
+    case FigureUnit::kPoints:
+      return "points";
+    case FigureUnit::kTokens:
+      return "tokens";
+    case FigureUnit::kNumber:
+      return "number";
+  }
+  return "unknown";
+}
+
+std::string figure_value(const SuiteFigure& figure) {
+  if (figure.unit == FigureUnit::kTokens) {
+    return figure.value == 0 ? "none" : std::to_string(static_cast<int64_t>(figure.value));
+  }
+  const char* format = figure.unit == FigureUnit::kDifference ? "%+.1f"
+                       : figure.unit == FigureUnit::kPoints   ? "%.1f"
+                                                              : "%.3f";
+  char text[64];
+  std::snprintf(text, sizeof text, format, figure.value);
+  return text;
+}
+
+std::vector<SuiteFigure> suite_figures(const std::string& suite,
+                                       const std::vector<ItemRecord>& records,
+                                       const std::vector<std::string>& policies) {
+  std::vector<SuiteFigure> figures;
+  std::map<std::pair<int64_t, std::string>, Group> groups;
+  for (const ItemRecord& record : records) groups[{record.context, record.task}].push_back(&record);
+  const auto index = [](const ItemRecord& item) { return item.index; };
+  for (const auto& [place, items] : groups) {
+    for (const std::string& policy : policies) {
+      const SuiteFigure where{place.second, place.first, policy, "", 0, {}, {}, ""};
+      const auto score = [&](const ItemRecord& item) { return item.results.at(policy).score; };
+      const auto dense = [](const ItemRecord& item) { return item.dense().score; };
+      if (suite == "position") add_bins(figures, where, items);
+      add_recitations(figures, where, items);
+      if (suite == "multihop") {
+        const auto world = [](const ItemRecord& item) {
+          return static_cast<int64_t>(item.numbers.at("world"));
+        };
+        add_difference(figures, where, "separated - adjacent",
+                       compare(with_label(items, "layout", "adjacent"),
+                               with_label(items, "layout", "separated"), score, score, world));
+        add_difference(figures, where, "reversed - forward",
+                       compare(with_label(items, "order", "forward"),
+                               with_label(items, "order", "reversed"), score, score, world));
+      }
+      if (suite == "length" && place.second != "none") {
+        const auto bare = groups.find({place.first, "none"});
+        if (bare == groups.end()) continue;
+        // A: dense without filler; B: dense with it; C: the policy with it.
+        if (policy == kDenseName) {
+          add_difference(figures, where, "length loss of dense (B - A)",
+                         compare(bare->second, items, dense, dense, index));
+          continue;
+        }
+        add_difference(figures, where, "loss to dense (C - B)",
+                       compare(items, items, dense, score, index));
+        add_difference(figures, where, "whole loss (C - A)",
+                       compare(bare->second, items, dense, score, index));
+      }
+    }
+  }
+  return figures;
+}
+
+}  // namespace clo

@@ -1,0 +1,42 @@
+#pragma once
+// The figures that a suite is about, beside the means that all have.
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "eval/paired.h"
+#include "eval/suite_run.h"
+
+namespace clo {
+
+enum class FigureUnit : uint8_t {
+  kDifference,  // points of 100, between two scores
+  kPoints,      // points of 100
+  kTokens,
+  kNumber,
+};
+std::string_view unit_name(FigureUnit unit);
+
+struct SuiteFigure {
+  std::string task;
+  int64_t context = 0;  // 0: of all contexts together
+  std::string policy;
+  std::string name;  // "separated - adjacent"
+  double value = 0;
+  std::optional<Interval> interval;
+  FigureUnit unit = FigureUnit::kDifference;
+  std::string note;  // what must be known to read it; "": nothing
+};
+// As tables show it: "+1.5", "1.5", "4096", "0.150"; no tokens are "none".
+std::string figure_value(const SuiteFigure& figure);
+
+// multihop: separated - adjacent, reversed - forward. position: average over bins, largest gap of
+// bins and standard deviation over bins, of scores and of the share of the evidence's rows that
+// were attended. length: what filler costs dense, the policy, and both. Where evidence was recited:
+// how much of it. Empty for other suites.
+std::vector<SuiteFigure> suite_figures(const std::string& suite,
+                                       const std::vector<ItemRecord>& records,
+                                       const std::vector<std::string>& policies);
+
+}  // namespace clo
