@@ -6,6 +6,7 @@
 #include <map>
 
 #include "eval/suite_summary.h"
+#include "eval/suites.h"
 
 namespace clo {
 
@@ -103,6 +104,56 @@ void add_bins(std::vector<SuiteFigure>& figures, const SuiteFigure& where, const
   if (gold.size() == bins.size()) add_spread(figures, where, "gold: ", gold);
 }
 
+// Weights 1, 2, ... by the rank of the length, as published.
+double ranked_mean(const std::vector<double>& values) {
+  double sum = 0, weights = 0;
+  for (size_t i = 0; i < values.size(); ++i) {
+    sum += static_cast<double>(i + 1) * values[i];
+    weights += static_cast<double>(i + 1);
+  }
+  return sum / weights;
+}
+
+void add_ruler(std::vector<SuiteFigure>& figures, const std::vector<ItemRecord>& records,
+               const std::string& policy) {
+  std::map<int64_t, std::map<std::string, std::vector<double>>> scores;
+  size_t most_tasks = 0;
+  for (const ItemRecord& record : records) {
+    auto& of_tasks = scores[record.context];
+    of_tasks[record.task].push_back(record.results.at(policy).score);
+    most_tasks = std::max(most_tasks, of_tasks.size());
+  }
+  std::vector<double> averages;  // by length
+  int64_t effective = 0;
+  bool even = true;
+  for (const auto& [context, of_tasks] : scores) {
+    std::vector<double> tasks;
+    for (const auto& [task, of_task] : of_tasks) tasks.push_back(100 * mean(of_task));
+    averages.push_back(mean(tasks));
+    even = even && tasks.size() == most_tasks;
+    if (averages.back() >= kRulerThreshold) effective = context;
+  }
+  if (averages.empty()) return;
+  const size_t all_tasks = find_suite("ruler")->tasks.size();
+  SuiteFigure where{"all", 0, policy, "", 0, {}, FigureUnit::kTokens, ""};
+  if (most_tasks < all_tasks || !even) {
+    where.note = "of " + std::to_string(most_tasks) + " of " + std::to_string(all_tasks) +
+                 " tasks: not RULER's figure";
+  }
+  SuiteFigure length = where;
+  length.name = "effective length";
+  length.value = static_cast<double>(effective);
+  const auto remark = [&](const std::string& text) {
+    length.note += (length.note.empty() ? "" : "; ") + text;
+  };
+  if (effective == 0) remark("no length of this run reaches 85.6");
+  if (effective == scores.rbegin()->first) remark("the longest of this run");
+  figures.push_back(length);
+  add_level(figures, where, "Avg.", mean(averages));
+  add_level(figures, where, "wAvg. (inc)", ranked_mean(averages));
+  add_level(figures, where, "wAvg. (dec)", ranked_mean({averages.rbegin(), averages.rend()}));
+}
+
 // Over the items whose evidence was asked for.
 void add_recitations(std::vector<SuiteFigure>& figures, const SuiteFigure& where,
                      const Group& items) {
@@ -156,6 +207,9 @@ std::vector<SuiteFigure> suite_figures(const std::string& suite,
   std::vector<SuiteFigure> figures;
   std::map<std::pair<int64_t, std::string>, Group> groups;
   for (const ItemRecord& record : records) groups[{record.context, record.task}].push_back(&record);
+  if (suite == "ruler") {
+    for (const std::string& policy : policies) add_ruler(figures, records, policy);
+  }
   const auto index = [](const ItemRecord& item) { return item.index; };
   for (const auto& [place, items] : groups) {
     for (const std::string& policy : policies) {

@@ -10,6 +10,9 @@
 
 namespace clo {
 
+// RULER's effective length is the longest with at least this average: what Llama-2-7B has at 4K.
+inline constexpr double kRulerThreshold = 85.6;
+
 enum class FigureUnit : uint8_t {
   kDifference,  // points of 100, between two scores
   kPoints,      // points of 100
@@ -31,6 +34,7 @@ struct SuiteFigure {
 // As tables show it: "+1.5", "1.5", "4096", "0.150"; no tokens are "none".
 std::string figure_value(const SuiteFigure& figure);
 
+// ruler: effective length, average and weighted averages over the contexts, of the mean over tasks.
 // multihop: separated - adjacent, reversed - forward. position: average over bins, largest gap of
 // bins and standard deviation over bins, of scores and of the share of the evidence's rows that
 // were attended. length: what filler costs dense, the policy, and both. Where evidence was recited:

@@ -6,6 +6,7 @@
 #include "eval/html_report.h"
 #include "eval/suite_figures.h"
 #include "eval/suite_summary.h"
+#include "eval/suites.h"
 
 namespace clo {
 namespace {
@@ -108,6 +109,52 @@ TEST(Figures, LengthHasThreeWays) {
   EXPECT_DOUBLE_EQ(figures[0].value, -25);  // B - A
   EXPECT_DOUBLE_EQ(figures[1].value, -50);  // C - B
   EXPECT_DOUBLE_EQ(figures[2].value, -75);  // C - A
+}
+
+// Scores of Llama-3.1-8B as RULER's table has them, with the table's averages and effective length.
+TEST(Figures, RulersEffectiveLengthAndAveragesAreThePublishedOnes) {
+  const double published[] = {95.5, 93.8, 91.6, 87.4, 84.7, 77.0};
+  std::vector<ItemRecord> records;
+  for (int64_t i = 0; i < 6; ++i) {
+    for (const std::string& task : find_suite("ruler")->tasks) {
+      // An average over tasks, not items: the task that differs from the others has more of them.
+      const bool differs = task == "vt";
+      const double dense = published[i] / 100 + (differs ? 0.012 : -0.001);
+      for (int64_t item = 0; item < (differs ? 9 : 1); ++item) {
+        records.push_back(record(task, 4096 << i, item, dense, i == 0 ? dense : dense / 2));
+      }
+    }
+  }
+  const auto figures = suite_figures("ruler", records, kPolicies);
+  ASSERT_EQ(figures.size(), 8u);
+  EXPECT_EQ(figures[0].name, "effective length");
+  EXPECT_EQ(figures[0].value, 32768);
+  EXPECT_EQ(figure_value(figures[0]), "32768");
+  EXPECT_EQ(figures[0].note, "");
+  EXPECT_EQ(figures[0].context, 0);
+  EXPECT_EQ(figure_value(figures[1]), "88.3");
+  EXPECT_EQ(figures[2].name, "wAvg. (inc)");
+  EXPECT_EQ(figure_value(figures[2]), "85.4");
+  EXPECT_EQ(figures[3].name, "wAvg. (dec)");
+  EXPECT_EQ(figure_value(figures[3]), "91.3");
+  EXPECT_EQ(figures[4].policy, "other");
+  EXPECT_EQ(figures[4].value, 4096);
+}
+
+TEST(Figures, RulersEffectiveLengthSaysWhatItIsNot) {
+  std::vector<ItemRecord> records = {record("vt", 4096, 0, 0.856, 0.85),
+                                     record("vt", 8192, 0, 0.9, 0.8)};
+  auto figures = suite_figures("ruler", records, kPolicies);
+  ASSERT_EQ(figures.size(), 8u);
+  EXPECT_EQ(figures[0].value, 8192);
+  EXPECT_EQ(figures[0].note, "of 1 of 13 tasks: not RULER's figure; the longest of this run");
+  EXPECT_EQ(figures[1].note, "of 1 of 13 tasks: not RULER's figure");
+  EXPECT_EQ(figure_value(figures[4]), "none");
+  EXPECT_EQ(figures[4].note,
+            "of 1 of 13 tasks: not RULER's figure; no length of this run reaches 85.6");
+  // The threshold itself is reached.
+  records.pop_back();
+  EXPECT_EQ(suite_figures("ruler", records, kPolicies)[0].value, 4096);
 }
 
 TEST(Figures, PositionsAreBinned) {
