@@ -57,7 +57,7 @@ void print_summary(const std::vector<SummaryRow>& rows, const std::vector<SuiteF
     std::printf("%8s  %-*s  %-*s %-34s %7s  %s%s%s\n",
                 figure.context == 0 ? "all" : std::to_string(figure.context).c_str(), task_width,
                 figure.task.c_str(), policy_width, figure.policy.c_str(), figure.name.c_str(),
-                figure_value(figure).c_str(), range_of(figure.interval).c_str(),
+                figure_value(figure).c_str(), figure_interval(figure).c_str(),
                 figure.note.empty() ? "" : "  ", figure.note.c_str());
   }
   std::fflush(stdout);

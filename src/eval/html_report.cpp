@@ -307,7 +307,7 @@ class Page {
       const std::string value =
           figure.unit == FigureUnit::kDifference
               ? difference_cell(figure.value, figure.interval)
-              : "<td>" + figure_value(figure) + "</td><td>" + range_of(figure.interval) + "</td>";
+              : "<td>" + figure_value(figure) + "</td><td>" + figure_interval(figure) + "</td>";
       out_ += "<tr><td>" + (figure.context == 0 ? "all" : std::to_string(figure.context)) +
               "</td><td class=\"name\">" + escape_html(figure.task) + "</td><td class=\"name\">" +
               escape_html(figure.policy) + "</td><td class=\"name\">" + escape_html(figure.name) +

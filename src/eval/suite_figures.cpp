@@ -20,11 +20,13 @@ double mean(const std::vector<double>& values) {
   return values.empty() ? 0 : sum / static_cast<double>(values.size());
 }
 
-// Scores of the items that `is_first` and those that `is_second` accept, averaged over each pair
-// key, for the keys that have both.
+// Scores of the first and of the second items, averaged over each pair key, for the keys that have
+// both.
 template <typename First, typename Second, typename Key>
 PairedMean compare(const Group& first_items, const Group& second_items, const First& first_score,
-                   const Second& second_score, const Key& key_of) {
+                   const Second& second_score, const Key& key_of,
+                   PairedMean (*mean_of)(const std::vector<double>&,
+                                         const std::vector<double>&) = paired_mean) {
   std::map<int64_t, std::vector<double>> first, second;
   for (const ItemRecord* item : first_items) first[key_of(*item)].push_back(first_score(*item));
   for (const ItemRecord* item : second_items) second[key_of(*item)].push_back(second_score(*item));
@@ -35,7 +37,7 @@ PairedMean compare(const Group& first_items, const Group& second_items, const Fi
     a.push_back(mean(scores));
     b.push_back(mean(found->second));
   }
-  return paired_mean(a, b);
+  return mean_of(a, b);
 }
 
 Group with_label(const Group& items, const std::string& label, const std::string& value) {
@@ -102,6 +104,44 @@ void add_bins(std::vector<SuiteFigure>& figures, const SuiteFigure& where, const
   add_spread(figures, where, "", scores);
   // A bin without a decode step would be missing from the spread.
   if (gold.size() == bins.size()) add_spread(figures, where, "gold: ", gold);
+}
+
+// Adjacent and separated evidence, by what attention did: means of each, and the difference within
+// worlds.
+template <typename Value, typename Key>
+void add_layouts(std::vector<SuiteFigure>& figures, const SuiteFigure& where,
+                 const std::string& what, const Group& items, const Value& value_of,
+                 const Key& key_of) {
+  Group measured;
+  for (const ItemRecord* item : items) {
+    if (value_of(*item)) measured.push_back(item);
+  }
+  const auto value = [&](const ItemRecord& item) { return *value_of(item); };
+  const PairedMean pairs =
+      compare(with_label(measured, "layout", "adjacent"),
+              with_label(measured, "layout", "separated"), value, value, key_of, paired_numbers);
+  if (pairs.items == 0) return;
+  add_level(figures, where, what + ", adjacent", pairs.first, FigureUnit::kNumber);
+  add_level(figures, where, what + ", separated", pairs.second, FigureUnit::kNumber);
+  add_difference(figures, where, what + ", separated - adjacent", pairs);
+  figures.back().unit = FigureUnit::kNumberDifference;
+}
+
+template <typename Key>
+void add_sets(std::vector<SuiteFigure>& figures, const SuiteFigure& where, const Group& items,
+              const Key& key_of) {
+  const auto overlap = [&](const ItemRecord& item) -> std::optional<double> {
+    const auto& sets = item.results.at(where.policy).sets;
+    if (!sets || sets->overlaps == 0) return {};
+    return sets->mean_overlap();
+  };
+  const auto modes = [&](const ItemRecord& item) -> std::optional<double> {
+    const auto& sets = item.results.at(where.policy).sets;
+    if (!sets || sets->modes == 0) return {};
+    return sets->mean_modes();
+  };
+  add_layouts(figures, where, "set overlap", items, overlap, key_of);
+  add_layouts(figures, where, "modes", items, modes, key_of);
 }
 
 // Weights 1, 2, ... by the rank of the length, as published.
@@ -185,6 +225,8 @@ std::string_view unit_name(FigureUnit unit) {
       return "tokens";
     case FigureUnit::kNumber:
       return "number";
+    case FigureUnit::kNumberDifference:
+      return "number_difference";
   }
   return "unknown";
 }
@@ -195,9 +237,19 @@ std::string figure_value(const SuiteFigure& figure) {
   }
   const char* format = figure.unit == FigureUnit::kDifference ? "%+.1f"
                        : figure.unit == FigureUnit::kPoints   ? "%.1f"
-                                                              : "%.3f";
+                       : figure.unit == FigureUnit::kNumber   ? "%.3f"
+                                                              : "%+.3f";
   char text[64];
   std::snprintf(text, sizeof text, format, figure.value);
+  return text;
+}
+
+std::string figure_interval(const SuiteFigure& figure) {
+  if (!figure.interval) return "-";
+  const bool fine = figure.unit == FigureUnit::kNumberDifference;
+  char text[64];
+  std::snprintf(text, sizeof text, fine ? "%+.3f to %+.3f" : "%+.1f to %+.1f", figure.interval->low,
+                figure.interval->high);
   return text;
 }
 
@@ -228,6 +280,7 @@ std::vector<SuiteFigure> suite_figures(const std::string& suite,
         add_difference(figures, where, "reversed - forward",
                        compare(with_label(items, "order", "forward"),
                                with_label(items, "order", "reversed"), score, score, world));
+        add_sets(figures, where, items, world);
       }
       if (suite == "length" && place.second != "none") {
         const auto bare = groups.find({place.first, "none"});

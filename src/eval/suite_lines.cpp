@@ -38,6 +38,12 @@ nlohmann::json result_json(const PolicyRecord& result) {
                          {"query_cosine_sum", result.counters.query_cosine}};
   for (const Field& field : kFields) json[field.name] = result.counters.*field.member;
   if (!result.layer_gold.empty()) json["gold_share_by_layer"] = result.layer_gold;
+  if (result.sets) {
+    json["sets"] = {{"overlap_sum", result.sets->overlap_sum},
+                    {"overlaps", result.sets->overlaps},
+                    {"modes_sum", result.sets->modes_sum},
+                    {"modes", result.sets->modes}};
+  }
   if (result.recitation) {
     json["recitation"] = {{"text", result.recitation->text},
                           {"sentences", result.recitation->sentences},
@@ -59,6 +65,11 @@ PolicyRecord result_from(const nlohmann::json& json) {
   for (const Field& field : kFields) result.counters.*field.member = json.at(field.name);
   if (json.contains("gold_share_by_layer")) {
     result.layer_gold = json.at("gold_share_by_layer").get<std::vector<double>>();
+  }
+  if (json.contains("sets")) {
+    const nlohmann::json& sets = json.at("sets");
+    result.sets = SetFigures{sets.at("overlap_sum"), sets.at("overlaps"), sets.at("modes_sum"),
+                             sets.at("modes")};
   }
   if (json.contains("recitation")) {
     const nlohmann::json& recitation = json.at("recitation");

@@ -10,8 +10,8 @@ namespace {
 
 class ItemRun {
  public:
-  ItemRun(Engine& engine, const EvalItem& item, const PolicyOptions& policy)
-      : engine_(engine), prompts_(engine), item_(item), policy_(policy) {}
+  ItemRun(Engine& engine, const EvalItem& item, const PolicyOptions& policy, SetWatcher* watcher)
+      : engine_(engine), prompts_(engine), item_(item), policy_(policy), watcher_(watcher) {}
 
   Result<PolicyRecord> run(SolveMode mode) {
     Request request = prompts_.request(item_);
@@ -29,6 +29,7 @@ class ItemRun {
       prompts_.set_turns(item_, turns, request);
       CLO_ASSIGN(record_.answer, ask(std::move(request), keep ? item_.recite : ""));
     }
+    if (watcher_ != nullptr) record_.sets = watcher_->take();
     record_.score = score_answer(item_, record_.answer);
     for (const KvCounters& layer : layers_) {
       if (layer.watched_rows == 0) continue;
@@ -64,6 +65,7 @@ class ItemRun {
       masked_tokens_ = count(request.masked_ranges);
     }
     request.measure_mass = engine_.can_measure_mass();
+    if (watcher_ != nullptr) watcher_->begin();
     CLO_ASSIGN(const Response response, engine_.generate(std::move(request)));
     if (response.error) return *response.error;
     const Report& report = response.report;
@@ -101,6 +103,7 @@ class ItemRun {
   PromptMaker prompts_;
   const EvalItem& item_;
   const PolicyOptions& policy_;
+  SetWatcher* watcher_;
   PolicyRecord record_;
   std::vector<KvCounters> layers_;
   int64_t prompt_tokens_ = 0, gold_tokens_ = 0, masked_tokens_ = 0;
@@ -142,7 +145,8 @@ Result<Recitation> score_recitation(const Engine& engine, const std::string& tex
 }
 
 Result<ItemRecord> run_item(Engine& engine, const EvalItem& item,
-                            const std::vector<NamedPolicy>& policies, SolveMode mode) {
+                            const std::vector<NamedPolicy>& policies, SolveMode mode,
+                            SetWatcher* watcher) {
   ItemRecord record;
   record.id = item.id();
   record.task = item.task;
@@ -159,7 +163,7 @@ Result<ItemRecord> run_item(Engine& engine, const EvalItem& item,
     if (policy.name != kDenseName) all.push_back(policy);
   }
   for (const NamedPolicy& policy : all) {
-    ItemRun run(engine, item, policy.options);
+    ItemRun run(engine, item, policy.options, watcher);
     CLO_ASSIGN(record.results[policy.name], run.run(mode));
     record.prompt_tokens = std::max(record.prompt_tokens, run.prompt_tokens());
     record.gold_tokens = run.gold_tokens();

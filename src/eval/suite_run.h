@@ -9,6 +9,7 @@
 #include "eval/item.h"
 #include "eval/named_policy.h"
 #include "eval/prompt.h"
+#include "eval/set_watcher.h"
 
 namespace clo {
 
@@ -39,6 +40,7 @@ struct PolicyRecord {
   int64_t row_bytes = 0;
   double seconds = 0;              // prefill and decode
   std::vector<double> layer_gold;  // share of the evidence's rows attended; empty: not counted
+  std::optional<SetFigures> sets;  // absent: not measured
 };
 
 inline constexpr const char* kDenseName = "dense";
@@ -62,10 +64,11 @@ struct ItemRecord {
 Result<Recitation> score_recitation(const Engine& engine, const std::string& text,
                                     const std::vector<std::string>& evidence);
 
-// Runs an item densely, then under each policy that is not named "dense". Fails with the first
-// failed request.
+// Runs an item densely, then under each policy that is not named "dense". `watcher`: the engine's
+// observer, or null. Fails with the first failed request.
 Result<ItemRecord> run_item(Engine& engine, const EvalItem& item,
-                            const std::vector<NamedPolicy>& policies, SolveMode mode);
+                            const std::vector<NamedPolicy>& policies, SolveMode mode,
+                            SetWatcher* watcher = nullptr);
 
 // As one JSON line without its newline, and back. Fails: kBadFile for what to_line did not make.
 std::string to_line(const ItemRecord& record);

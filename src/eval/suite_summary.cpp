@@ -32,7 +32,7 @@ Interval bootstrap(const std::vector<double>& differences) {
     for (size_t i = 0; i < differences.size(); ++i) {
       sum += differences[random.below(differences.size())];
     }
-    means.push_back(100 * sum / static_cast<double>(differences.size()));
+    means.push_back(sum / static_cast<double>(differences.size()));
   }
   std::sort(means.begin(), means.end());
   return {means[kDraws / 40], means[kDraws - 1 - kDraws / 40]};
@@ -74,22 +74,28 @@ double SummaryRow::gold_share() const {
                     : 0;
 }
 
-PairedMean paired_mean(const std::vector<double>& first, const std::vector<double>& second) {
+PairedMean paired_numbers(const std::vector<double>& first, const std::vector<double>& second) {
   PairedMean result;
   result.items = std::ssize(first);
-  result.first = 100 * mean(first);
-  result.second = 100 * mean(second);
-  if (first.size() < 2) return result;
-  if (is_binary(first) && is_binary(second)) {
-    PairedCounts counts;
-    for (size_t i = 0; i < first.size(); ++i) counts.add(first[i] == 1, second[i] == 1);
-    result.interval = paired_difference(counts);
-    return result;
-  }
+  result.first = mean(first);
+  result.second = mean(second);
   if (first.size() < kLeastDrawn) return result;
   std::vector<double> differences;
   for (size_t i = 0; i < first.size(); ++i) differences.push_back(second[i] - first[i]);
   result.interval = bootstrap(differences);
+  return result;
+}
+
+PairedMean paired_mean(const std::vector<double>& first, const std::vector<double>& second) {
+  if (first.size() >= 2 && is_binary(first) && is_binary(second)) {
+    PairedCounts counts;
+    for (size_t i = 0; i < first.size(); ++i) counts.add(first[i] == 1, second[i] == 1);
+    return {std::ssize(first), 100 * mean(first), 100 * mean(second), paired_difference(counts)};
+  }
+  PairedMean result = paired_numbers(first, second);
+  result.first *= 100;
+  result.second *= 100;
+  if (result.interval) result.interval = {100 * result.interval->low, 100 * result.interval->high};
   return result;
 }
 

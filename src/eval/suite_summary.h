@@ -21,6 +21,8 @@ struct PairedMean {
 };
 // Requires: as many of one as of the other.
 PairedMean paired_mean(const std::vector<double>& first, const std::vector<double>& second);
+// Of numbers that are no scores, as they are and not times 100: always drawn.
+PairedMean paired_numbers(const std::vector<double>& first, const std::vector<double>& second);
 
 struct SummaryRow {
   std::string task;

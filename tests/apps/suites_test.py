@@ -102,6 +102,48 @@ class Suites(SuiteCase):
             self.assertEqual(set(recitation), {"text", "sentences", "tokens", "exact"})
             self.assertEqual(recitation["exact"], recitation["sentences"] == 1)
 
+    def test_sets_are_measured_where_asked_for(self):
+        args = ["--context", "4096", "--items", "1", "--item", "multihop/2_hops/4096/3",
+                "--set-tokens", "64", "--preset", "default"]
+        self.eval("multihop", *args, "-o", "plain.jsonl")
+        self.eval("multihop", *args, "--measure-sets", "-o", "out.jsonl")
+        (plain,), (item,) = self.items("plain.jsonl").values(), self.items().values()
+        for name, result in item["results"].items():
+            sets = result.pop("sets")
+            self.assertEqual(sets["modes"], 8 * 4 * result["steps"])
+            choosing = 0 if name == "dense" else 8 * 2
+            self.assertEqual(sets["overlaps"], choosing * max(0, result["steps"] - 1))
+            self.assertLessEqual(sets["overlap_sum"], sets["overlaps"])
+        self.assertEqual(item, plain)  # looking changes nothing
+        self.refused(3, ["out.jsonl:1", "another run", "measure_sets"], "eval", "multihop", "-m",
+                     self.recall, *args, "-o", "out.jsonl")
+        self.refused(3, ["--measure-sets and --backend cuda"], "eval", "multihop", "-m",
+                     self.recall, *args, "--measure-sets", "--backend", "cuda")
+
+    def test_figures_of_the_suites(self):
+        self.eval("ruler", "--context", "1024,2048", "--items", "1", "--tasks", "niah_single_1,vt",
+                  "-o", "ruler.jsonl")
+        figures = [line for line in self.lines("ruler.jsonl") if line["kind"] == "figure"]
+        self.assertEqual([f["name"] for f in figures if f["policy"] == "dense"],
+                         ["effective length", "Avg.", "wAvg. (inc)", "wAvg. (dec)"])
+        for figure in figures:
+            self.assertIn("2 of 13 tasks", figure["note"])
+        means = {line["context"]: line["score"] for line in self.lines("ruler.jsonl")
+                 if line["kind"] == "summary" and (line["task"], line["policy"]) == ("all", "dense")}
+        dense = {f["name"]: f["value"] for f in figures if f["policy"] == "dense"}
+        self.assertAlmostEqual(dense["wAvg. (inc)"], (means[1024] + 2 * means[2048]) / 3)
+        self.assertAlmostEqual(dense["wAvg. (dec)"], (2 * means[1024] + means[2048]) / 3)
+        reached = [context for context, score in means.items() if score >= 85.6]
+        self.assertEqual(dense["effective length"], max(reached, default=0))
+        self.eval("position", "--context", "1024", "--tasks", "database", "--items", "8",
+                  "-o", "position.jsonl", "--html", "page.html")
+        names = {f["name"]: f["unit"] for f in self.lines("position.jsonl")
+                 if f["kind"] == "figure" and f["policy"] == "default"}
+        for what in ("", "gold: "):
+            self.assertEqual(names[what + "standard deviation over bins"], "points")
+        with open(self.path("page.html")) as file:
+            self.assertIn("<h2>Evidence attended, by position</h2>", file.read())
+
     def test_masked_filler_is_in_no_context(self):
         self.eval("length", "--context", "1536", "--filler", "prose,masked", "--items", "1",
                   "--set-tokens", "20", "--preset", "default", "-o", "out.jsonl")

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <map>
 
 #include "eval/html_report.h"
 #include "eval/suite_figures.h"
@@ -96,6 +97,37 @@ TEST(Figures, AdjacentAndSeparatedAreComparedWithinAWorld) {
   EXPECT_EQ(figures[2].name, "separated - adjacent");
   EXPECT_DOUBLE_EQ(figures[2].value, -50);
   EXPECT_DOUBLE_EQ(figures[3].value, 0);
+}
+
+// Five worlds, each adjacent once and separated twice.
+TEST(Figures, SetsAreComparedWithinAWorld) {
+  std::vector<ItemRecord> records;
+  for (int64_t i = 0; i < 15; ++i) {
+    ItemRecord item = record("2_hops", 100, i, 1, 1);
+    item.numbers["world"] = static_cast<double>(i / 3);
+    item.labels["layout"] = i % 3 == 0 ? "adjacent" : "separated";
+    item.labels["order"] = "forward";
+    // 0.5 adjacent, 0.25 and 0.35 separated; one mode and three.
+    const double overlaps[] = {5, 2.5, 3.5}, modes[] = {8, 24, 24};
+    item.results["other"].sets = SetFigures{overlaps[i % 3], 10, modes[i % 3], 8};
+    item.results[kDenseName].sets = SetFigures{0, 0, 16, 8};
+    records.push_back(item);
+  }
+  const auto figures = suite_figures("multihop", records, kPolicies);
+  std::map<std::string, SuiteFigure> other, dense;
+  for (const SuiteFigure& figure : figures) {
+    (figure.policy == "other" ? other : dense)[figure.name] = figure;
+  }
+  EXPECT_NEAR(other["set overlap, adjacent"].value, 0.5, 1e-12);
+  EXPECT_NEAR(other["set overlap, separated"].value, 0.3, 1e-12);
+  const SuiteFigure& overlap = other["set overlap, separated - adjacent"];
+  EXPECT_EQ(figure_value(overlap), "-0.200");
+  // Every world has the same difference, so every draw has.
+  EXPECT_EQ(figure_interval(overlap), "-0.200 to -0.200");
+  EXPECT_EQ(figure_value(other["modes, adjacent"]), "1.000");
+  EXPECT_EQ(figure_value(other["modes, separated - adjacent"]), "+2.000");
+  EXPECT_EQ(dense.count("set overlap, adjacent"), 0u);
+  EXPECT_EQ(figure_value(dense["modes, separated - adjacent"]), "+0.000");
 }
 
 TEST(Figures, LengthHasThreeWays) {
@@ -225,6 +257,7 @@ TEST(Lines, HoldARecordWhole) {
   other.answer = "line\n\"quoted\"";
   other.recitation = Recitation{"r\ns", 0.5, 0.75, false};
   item.masked_tokens = 41;
+  other.sets = SetFigures{1.5, 3, 7, 4};
   other.counters.hits = 3;
   other.counters.mass_kept = 0.1;
   other.counters.watched_rows = 70;
@@ -240,6 +273,10 @@ TEST(Lines, HoldARecordWhole) {
   ASSERT_TRUE(back->results.at("other").recitation);
   EXPECT_EQ(back->results.at("other").recitation->tokens, 0.75);
   EXPECT_FALSE(back->dense().recitation);
+  ASSERT_TRUE(back->results.at("other").sets);
+  EXPECT_EQ(back->results.at("other").sets->mean_overlap(), 0.5);
+  EXPECT_EQ(back->results.at("other").sets->mean_modes(), 1.75);
+  EXPECT_FALSE(back->dense().sets);
   EXPECT_EQ(from_line("{}", "here").error().where, "here");
   EXPECT_FALSE(from_line(line.substr(0, line.size() / 2), "here"));
 }
