@@ -283,6 +283,7 @@ Command add_bench(CLI::App& app) {
       "the read bandwidth measured in this run.");
   std::vector<BenchCommand> commands = {{sub, [flags] { return decode(*flags); }}};
   add_gpu_benches(app, commands);
+  add_train_bench(app, commands);
   return [commands]() -> Result<int> {
     for (const BenchCommand& command : commands) {
       if (command.sub->parsed()) return command.run();

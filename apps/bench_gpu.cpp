@@ -153,7 +153,7 @@ struct StepFlags {
   int64_t warm_up = 20;
   int64_t steps = 200;
   int32_t dense_batch = 0;
-  bool stages = false;
+  bool stages = false, mass_looks = false;
 };
 
 Result<std::vector<double>> parse_shares(const std::string& text, const char* flag) {
@@ -203,7 +203,15 @@ Result<std::vector<StepPoint>> step_points(const StepFlags& flags, const PolicyO
                       {static_cast<float>(hits[i]), static_cast<float>(news[i]),
                        static_cast<float>(flags.correction_share)}});
   }
-  return points;
+  if (!flags.mass_looks) return points;
+  // Each beside its twin.
+  std::vector<StepPoint> pairs;
+  for (const StepPoint& point : points) {
+    pairs.push_back(point);
+    pairs.push_back({point.name + "+looks", point.forced});
+    pairs.back().forced.looks_at_mass = true;
+  }
+  return pairs;
 }
 
 nlohmann::json step_line(const std::string& name, int64_t batch, const StepFigures& s,
@@ -215,6 +223,7 @@ nlohmann::json step_line(const std::string& name, int64_t batch, const StepFigur
           {"median_s", s.median_s},
           {"p10_s", s.p10_s},
           {"p90_s", s.p90_s},
+          {"mean_s", s.mean_s},
           {"tokens_per_second", static_cast<double>(batch) / s.median_s},
           {"cpu_us_per_step", s.cpu_s_per_step * 1e6},
           {"cpu_us_first_tenth", s.cpu_s_first * 1e6},
@@ -405,6 +414,8 @@ void add_gpu_benches(CLI::App& app, std::vector<BenchCommand>& commands) {
     add_value(*sub, "--dense-batch", flags->dense_batch,
               "Also dense, with this many sequences (0: not)");
     sub->add_flag("--stages", flags->stages, "Each stage of a step alone");
+    sub->add_flag("--mass-looks", flags->mass_looks,
+                  "Each point again with the samples of attention mass that --quality takes");
     commands.push_back({sub, [flags] { return step(*flags); }});
   }
   {

@@ -153,7 +153,7 @@ void PolicyFlags::add_to(CLI::App& app, bool with_preset) {
       "With cosine+drift: nats that a typical key's score may have moved by (1)");
   add("--quality", quality,
       "Share of the attention mass to keep, such as 0.99: set sizes, thresholds and label age then "
-      "follow samples of it (on the CPU)");
+      "follow samples of it");
   add("--fetch", fetch, "On a miss move only new rows or the whole set: delta, whole");
   add("--max-label-age", max_label_age, "Steps a set may be kept (64), or none");
   add("--sink", sink, "First tokens, always attended (4)");
@@ -319,6 +319,14 @@ Result<WeightStorage> weight_storage_of(const std::optional<std::string>& name) 
   return storage;
 }
 
+Result<Backend> backend_of(const std::string& name) {
+  Backend backend = Backend::kAuto;
+  CLO_TRY(choose<Backend>(
+      "--backend", name,
+      {{"auto", Backend::kAuto}, {"cpu", Backend::kCpu}, {"cuda", Backend::kCuda}}, backend));
+  return backend;
+}
+
 Result<EngineOptions> EngineFlags::resolve() const {
   EngineOptions options;
   options.model_dir = model;
@@ -337,10 +345,7 @@ Result<EngineOptions> EngineFlags::resolve() const {
                           {"fp8", KvType::kFp8}},
                          options.kv_type));
   CLO_ASSIGN(options.weights, weight_storage_of(weights));
-  CLO_TRY(
-      choose<Backend>("--backend", backend,
-                      {{"auto", Backend::kAuto}, {"cpu", Backend::kCpu}, {"cuda", Backend::kCuda}},
-                      options.backend));
+  CLO_ASSIGN(options.backend, backend_of(backend));
   const auto size = [](const char* flag, const std::optional<std::string>& text,
                        int64_t& target) -> Status {
     if (!text) return Ok{};

@@ -63,6 +63,8 @@ struct PolicyFlags {
   Status refuse_with_dense(std::string_view base) const;
 };
 
+// Of --backend. Fails: kBadFlag, naming what it may be.
+Result<Backend> backend_of(const std::string& name);
 // Of --weights. Fails: kBadFlag, naming what it may be.
 Result<WeightStorage> weight_storage_of(const std::optional<std::string>& name);
 

@@ -9,6 +9,7 @@
 #include "base/try.h"
 #include "base/units.h"
 #include "commands.h"
+#include "engine/backend.h"
 #include "engine/memory.h"
 #include "eval/profile_run.h"
 #include "flags.h"
@@ -105,6 +106,29 @@ void add_facts(Profile& profile, const ProfileFlags& flags, const PolicyOptions&
       {"made_by", "clo " + std::string(version()) + " " + commit_name()}};
 }
 
+// Where hashes are trained. Fails: as device_facts() where CUDA was named.
+struct TrainingPlace {
+  std::optional<DeviceTraining> device;
+  std::string name = "the CPU";  // for people
+};
+Result<TrainingPlace> training_place(const std::optional<HashTraining>& training, Backend backend,
+                                     int64_t device_memory_bytes) {
+  TrainingPlace place;
+  if (!training || backend == Backend::kCpu) return place;
+  if (training->recipe != HashRecipe::kBoundary) {
+    if (backend == Backend::kCuda) place.name += " (the published recipe has no other trainer)";
+    return place;
+  }
+  auto device = DeviceTraining::create(device_memory_bytes);
+  if (!device) {
+    if (backend == Backend::kCuda) return std::move(device).error();
+    return place;
+  }
+  place.name = device->device_name();
+  place.device = std::move(*device);
+  return place;
+}
+
 double mean_of(const std::vector<float>& values) {
   double sum = 0;
   for (const float v : values) sum += v;
@@ -112,7 +136,8 @@ double mean_of(const std::vector<float>& values) {
 }
 
 std::string json_lines(const Profile& profile, const ProfileFlags& flags, const KvShape& shape,
-                       double record_seconds, double measure_seconds, int threads) {
+                       const std::string& recorded_on, double record_seconds,
+                       double measure_seconds, int threads, const TrainingPlace& place) {
   const HeadStatistics& s = profile.statistics;
   nlohmann::json run = {{"kind", "run"},
                         {"suite", "profile"},
@@ -122,8 +147,14 @@ std::string json_lines(const Profile& profile, const ProfileFlags& flags, const 
                         {"machine", machine_name()},
                         {"threads", threads},
                         {"model", flags.engine.model},
+                        {"recorded_on", recorded_on},
                         {"record_seconds", record_seconds},
                         {"measure_and_train_seconds", measure_seconds}};
+  if (profile.code_bits != 0) run["trained_on"] = place.name;
+  if (place.device) {
+    run["device_load_seconds"] = place.device->load_seconds();
+    run["device_train_seconds"] = place.device->step_seconds();
+  }
   for (const auto& [name, value] : profile.facts) run[name] = value;
   nlohmann::json summary = {{"kind", "summary"},
                             {"mass_outside", mean_of(s.mass_outside)},
@@ -208,6 +239,9 @@ Result<int> profile_model(const ProfileFlags& flags) {
                    "--importance none and --gates"};
     }
   }
+  CLO_ASSIGN(TrainingPlace place,
+             training_place(measure.training, options.backend, options.device_memory_bytes));
+  if (place.device) measure.device = &*place.device;
   CLO_TRY(check_writable(flags.output));
   if (!flags.json.empty()) CLO_TRY(check_writable(flags.json));
   std::string text;
@@ -216,9 +250,8 @@ Result<int> profile_model(const ProfileFlags& flags) {
     text += more;
   }
 
-  // The engine that is recorded: dense, one sequence, on the CPU, where rows can be looked at.
+  // The engine that is recorded: dense, one sequence.
   TraceRecorder recorder;
-  if (options.backend == Backend::kAuto) options.backend = Backend::kCpu;
   options.observer = &recorder;
   options.max_context_tokens = flags.context;
   options.max_batch = 1;
@@ -232,6 +265,9 @@ Result<int> profile_model(const ProfileFlags& flags) {
     CLO_ASSIGN(measure.gates,
                parse_gates(gates, config.num_layers, config.num_kv_heads, flags.gates));
   }
+  CLO_ASSIGN(const BackendChoice backend, choose_backend(config, options));
+  options.backend = backend.backend;
+  const std::string recorded_on = backend.backend == Backend::kCuda ? "the GPU" : "the CPU";
   CLO_ASSIGN(std::unique_ptr<Engine> engine, Engine::load(options));
   CLO_ASSIGN(const std::vector<int32_t> ids, engine->encode(text));
   const ProfileRun run = {flags.context, decode, flags.windows};
@@ -240,8 +276,9 @@ Result<int> profile_model(const ProfileFlags& flags) {
   const auto keep_going = [] { return !interrupted(); };
   ProgressLine progress(!flags.quiet);
   Clock::time_point start = Clock::now();
+  const KvShape shape = kv_shape(config, options);
   auto traces = record_windows(
-      *engine, recorder, ids, run,
+      *engine, shape, recorder, ids, run,
       {[&](int64_t done, int64_t total) { progress.items("recording, tokens", done, total); },
        keep_going});
   progress.clear();
@@ -249,7 +286,6 @@ Result<int> profile_model(const ProfileFlags& flags) {
   const double record_seconds = seconds_since(start);
   engine.reset();  // its memory and its threads are not needed any more
 
-  const KvShape shape = kv_shape(config, options);
   const int threads = options.threads == 0 ? num_processors() : options.threads;
   ThreadPool pool(threads);
   ProgressLine heads_progress(!flags.quiet);
@@ -266,12 +302,13 @@ Result<int> profile_model(const ProfileFlags& flags) {
 
   CLO_TRY(write_whole(flags.output, profile_bytes(profile, config)));
   if (!flags.json.empty()) {
-    CLO_TRY(write_whole(
-        flags.json, json_lines(profile, flags, shape, record_seconds, measure_seconds, threads)));
+    CLO_TRY(write_whole(flags.json, json_lines(profile, flags, shape, recorded_on, record_seconds,
+                                               measure_seconds, threads, place)));
   }
   print_statistics(profile, shape, false);
-  std::printf("\n  recorded in %.1f s, measured%s in %.1f s\n", record_seconds,
-              measure.training ? " and trained" : "", measure_seconds);
+  std::printf("\n  recorded on %s in %.1f s, measured%s in %.1f s\n", recorded_on.c_str(),
+              record_seconds, measure.training ? " and trained" : "", measure_seconds);
+  if (measure.training) std::printf("  hashes were trained on %s\n", place.name.c_str());
   if (!flags.print_plan) return 0;
   KvShape planned = shape;
   planned.code_bits = options.code_bits;
@@ -289,7 +326,7 @@ Command add_profile(CLI::App& app) {
   add_value(app, "-o,--output", f.output, "The profile to write")->required()->type_name("FILE");
   add_value(app, "--context", f.context, "Tokens of a window of the text (2048)");
   add_value(app, "--decode", f.decode,
-            "The last ones of a window, fed one by one (a quarter of it)");
+            "The last ones of a window, whose queries are kept (a quarter of it)");
   add_value(app, "--windows", f.windows,
             "At most so many windows, spread evenly over the text (12)");
   add_value(app, "--recipe", f.recipe,
@@ -308,7 +345,7 @@ Command add_profile(CLI::App& app) {
   f.plan.add_to(app);
   f.policy.add_to(app);
   app.footer(
-      "Dense attention reads the text, every token forced, so nothing is generated; the policy's "
+      "Dense attention reads the text and nothing is generated; the policy's "
       "flags say what is\ncounted as sink and recent and which threshold difficulty is measured "
       "against. docs/profile.md defines the figures.");
   return [flags] { return profile_model(*flags); };

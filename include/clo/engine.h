@@ -20,7 +20,7 @@
 
 namespace clo {
 
-class DecodeObserver;
+class AttentionObserver;
 
 // The project's version, such as "0.1.0".
 std::string_view version();
@@ -52,8 +52,8 @@ struct EngineOptions {
   std::string profile;              // importance, difficulty and hash weights; empty: none
   PolicyOptions policy;             // of requests that name none
   // For tests and evaluation.
-  bool guard_host_rows = false;        // host rows cannot be read while decode attention runs
-  DecodeObserver* observer = nullptr;  // sees every decode step (CPU backend); outlives the engine
+  bool guard_host_rows = false;           // host rows cannot be read while decode attention runs
+  AttentionObserver* observer = nullptr;  // attention/attention_observer.h; outlives the engine
 };
 
 struct Message {
@@ -98,7 +98,8 @@ struct Request {
   // For evaluation: the answer is forced to these tokens, and each step's logits are shown.
   std::vector<int32_t> forced_tokens;
   std::function<void(std::span<const float>)> on_logits;  // [vocab_size], before sampling
-  // At each step compare attended rows with all rows, and queries with the last ones (slow).
+  // At each step compare attended rows with all rows, and queries with the last ones (slow). On a
+  // GPU with rows drawn of those left out (ops/mass_draw.h), and without the queries.
   bool measure_mass = false;
   // Prompt tokens whose rows are counted at each step, and how many of them are attended:
   // ascending, disjoint, within the prompt. By the CPU backend alone.
@@ -143,8 +144,8 @@ class Engine {
   bool step();
   // Not from inside a request's own callbacks: there keep_going is the way.
   void cancel(RequestId id);
-  // Whether Request::measure_mass and watched_ranges are served: by the CPU backend alone.
-  bool can_measure_mass() const;
+  // Whether Request::watched_ranges are served: by the CPU backend alone.
+  bool can_watch_rows() const;
   // Whether Request::masked_ranges are: likewise.
   bool can_mask() const;
   // False once the device has failed in a step: load a new engine.

@@ -7,6 +7,7 @@
 
 #include "base/check.h"
 #include "select/set_rule.h"
+#include "tensor/dtype.h"
 
 namespace clo {
 
@@ -16,9 +17,6 @@ void Attention::begin_decode(std::span<SequenceKv* const> batch) {
   batch_.assign(batch.begin(), batch.end());
   tokens_per_sequence_ = 1;
   prefill_ = prime_ = false;
-  for (SequenceKv* sequence : batch_) {
-    if (sequence->sampler() != nullptr) sequence->sampler()->begin_step();
-  }
 }
 
 void Attention::begin_prefill(SequenceKv& sequence, int64_t num_tokens, bool last) {
@@ -49,6 +47,29 @@ void Attention::append(int32_t layer, const float* keys, const float* values, in
   params.num_sequences = std::ssize(batch_);
   params.tokens_per_sequence = tokens_per_sequence_;
   system_.ops->append(params);
+  if (prefill_ && system_.observer != nullptr) {
+    const int64_t width = int64_t{system_.shape.num_kv_heads} * system_.shape.head_dim;
+    const int64_t row_bytes = width * dtype_bytes(system_.shape.type);
+    observed_keys_.resize(static_cast<size_t>(tokens_per_sequence_ * row_bytes));
+    for (int64_t t = 0; t < tokens_per_sequence_; ++t) {
+      convert_from_f32(system_.shape.type, keys + t * row_stride,
+                       observed_keys_.data() + t * row_bytes, width);
+    }
+  }
+}
+
+void Attention::show_prefill(int32_t layer, const float* queries, int64_t query_stride) {
+  const KvShape& shape = system_.shape;
+  const int64_t key_bytes = shape.head_dim * dtype_bytes(shape.type);
+  PrefillRows rows;
+  rows.first_token = batch_[0]->num_tokens();
+  rows.num_tokens = tokens_per_sequence_;
+  rows.keys = observed_keys_.data();
+  rows.key_head_bytes = key_bytes;
+  rows.key_token_bytes = shape.num_kv_heads * key_bytes;
+  rows.queries = reinterpret_cast<const std::byte*>(queries);
+  rows.query_token_bytes = query_stride * static_cast<int64_t>(sizeof(float));
+  system_.observer->on_prefill(shape, layer, rows);
 }
 
 HeadTask Attention::make_task(SequenceKv& sequence, int32_t layer, int32_t kv_head,
@@ -114,6 +135,7 @@ void Attention::attend_prefill(int32_t layer, const float* queries, int64_t quer
   params.num_tokens = tokens_per_sequence_;
   params.scale = scale_;
   system_.ops->prefill_attention(params);
+  if (system_.observer != nullptr) show_prefill(layer, queries, query_stride);
   if (!prime_) return;
 
   const float* last = queries + (tokens_per_sequence_ - 1) * query_stride;
@@ -132,7 +154,7 @@ void Attention::attend_prefill(int32_t layer, const float* queries, int64_t quer
   refresh(layer, Cause::kPrime);
   if (sequence.can_settle_residents()) note_difficulty(layer, queries, query_stride);
   if (sequence.policy().hit_test == HitTest::kDrift) note_spread(layer);
-  if (sequence.sampler() != nullptr) sample_first_sets();
+  if (sequence.dial() != nullptr) sample_first_sets();
 }
 
 void Attention::attend_decode(int32_t layer, const float* queries, int64_t query_stride,
@@ -223,12 +245,14 @@ void Attention::attend_decode(int32_t layer, const float* queries, int64_t query
     counters.rows_in_context += sequence.num_visible(0, context);
   }
   if (params.min_entropy != nullptr) note_entropy(layer);
-  if (params.log_sum_exp != nullptr) sample_mass(layer);
+  if (params.log_sum_exp != nullptr) sample_mass();
   if (system_.measure_mass) {
     measure_mass(layer);
     measure_queries(layer, queries, query_stride);
   }
-  if (system_.observer != nullptr) system_.observer->on_decode(shape, layer, tasks_);
+  if (system_.observer != nullptr && system_.observer->watches_decode()) {
+    system_.observer->on_decode(shape, layer, tasks_);
+  }
   count_watched(layer);
 
   for (size_t s = 0; s < batch_.size(); ++s) {
@@ -259,7 +283,7 @@ void Attention::refresh(int32_t layer, Cause cause) {
     const int64_t ring_begin = task.context_tokens - task.head->ring_tokens;
     const int64_t chosen_from = sequence.num_candidates(state.label_length);
     bool too_small = false;  // only a dial makes sets grow by more than the context does
-    if (sequence.sampler() != nullptr) {
+    if (sequence.dial() != nullptr) {
       const int64_t wanted = std::min(sequence.num_set_tokens(task.context_tokens),
                                       sequence.num_candidates(task.context_tokens));
       too_small = 4 * state.num_set_tokens < 3 * wanted;
@@ -403,7 +427,9 @@ void Attention::end() {
   for (SequenceKv* sequence : batch_) {
     sequence->advance(tokens_per_sequence_);
     if (prime_ && sequence->can_settle_residents()) settle_residents(*sequence);
-    if (sequence->sampler() != nullptr && (!prefill_ || prime_)) sequence->follow_dial();
+    if (sequence->dial() == nullptr || (prefill_ && !prime_)) continue;
+    if (prime_) sequence->dial()->start();
+    sequence->follow_dial();
   }
 }
 

@@ -44,6 +44,8 @@ class Attention {
   // kForesee: by a predicted query; kDecide: by the true one; kCorrect: by the true one after all.
   enum class Cause : uint8_t { kPrime, kForesee, kDecide, kCorrect };
 
+  // Shows an observer a layer's keys, which append() kept, and queries of a chunk.
+  void show_prefill(int32_t layer, const float* queries, int64_t query_stride);
   void attend_prefill(int32_t layer, const float* queries, int64_t query_stride, float* out);
   void attend_decode(int32_t layer, const float* queries, int64_t query_stride, float* out);
   HeadTask make_task(SequenceKv& sequence, int32_t layer, int32_t kv_head, const float* query,
@@ -62,10 +64,11 @@ class Attention {
   void note_spread(int32_t layer);
   void settle_residents(SequenceKv& sequence);
   void note_difficulty(int32_t layer, const float* queries, int64_t query_stride);
-  void sample_mass(int32_t layer);
+  void sample_mass();
   void sample_first_sets();
-  double kept_mass(SequenceKv& sequence, const HeadTask& task, int64_t rows_read,
-                   std::span<const float> log_sum_exp, int32_t num_rows);
+  double kept_mass(const HeadTask& task, int64_t rows_read, std::span<const float> log_sum_exp,
+                   int32_t num_rows);
+  int32_t head_index(const HeadTask& task) const;  // layer * num_kv_heads + kv_head
   void measure_mass(int32_t layer);
   void measure_queries(int32_t layer, const float* queries, int64_t query_stride);
   void count_watched(int32_t layer);
@@ -84,6 +87,7 @@ class Attention {
   std::vector<HeadTask> decided_;  // those of candidates_, side by side
   std::vector<float> cosine_, log_sum_exp_, full_log_sum_exp_, min_entropy_, unused_out_, moved_;
   std::vector<int32_t> sampled_tokens_;
+  std::vector<std::byte> observed_keys_;  // [tokens, num_kv_heads * head_dim] of the shape's type
   std::vector<int64_t> rows_read_;
   std::vector<SelectTask> select_tasks_;
   std::vector<int32_t> selected_;

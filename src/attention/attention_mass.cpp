@@ -4,6 +4,8 @@
 #include <cmath>
 
 #include "attention/attention.h"
+#include "attention/mass_rows.h"
+#include "ops/mass_draw.h"
 #include "select/set_rule.h"
 
 namespace clo {
@@ -75,7 +77,7 @@ void Attention::settle_residents(SequenceKv& sequence) {
 bool Attention::wants_mass() const {
   return system_.measure_mass ||
          std::any_of(batch_.begin(), batch_.end(),
-                     [](SequenceKv* sequence) { return sequence->sampler() != nullptr; });
+                     [](SequenceKv* sequence) { return sequence->dial() != nullptr; });
 }
 
 bool Attention::wants_entropy() const {
@@ -141,45 +143,46 @@ void Attention::note_spread(int32_t layer) {
   }
 }
 
-double Attention::kept_mass(SequenceKv& sequence, const HeadTask& task, int64_t rows_read,
+double Attention::kept_mass(const HeadTask& task, int64_t rows_read,
                             std::span<const float> log_sum_exp, int32_t num_rows) {
   const auto group = log_sum_exp.size();
-  const int64_t outside = sequence.num_visible(0, task.context_tokens) - rows_read;
+  const TokenMask* mask = task.sequence->mask;
+  const int64_t visible =
+      mask == nullptr ? task.context_tokens : mask->num_visible(0, task.context_tokens);
+  const int64_t outside = visible - rows_read;
   if (outside == 0) return 1;
+  draw_rows(*task.head, mask, task.context_tokens, head_index(task), outside, num_rows,
+            sampled_tokens_);
   full_log_sum_exp_.resize(group);
-  FullScoreParams params{system_.shape, &task, 1, scale_, full_log_sum_exp_.data(), nullptr, 0};
-  double weight = 1;  // of a row outside: how many it stands for
-  const bool whole = task.head->is_resident();
-  if (!whole) {
-    sequence.sampler()->draw_rows(*task.head, sequence.mask(), task.context_tokens, outside,
-                                  num_rows, sampled_tokens_);
-    params.tokens = sampled_tokens_.data();
-    params.num_tokens = std::ssize(sampled_tokens_);
-    weight = static_cast<double>(outside) / static_cast<double>(params.num_tokens);
-  }
-  system_.ops->full_scores(params);
+  system_.ops->full_scores({system_.shape, &task, 1, scale_, full_log_sum_exp_.data(),
+                            sampled_tokens_.data(), std::ssize(sampled_tokens_)});
+  // Of a drawn row: how many it stands for.
+  const double weight = static_cast<double>(outside) / static_cast<double>(sampled_tokens_.size());
   double sum = 0;
   for (size_t g = 0; g < group; ++g) {
     const double over =
         std::exp(static_cast<double>(full_log_sum_exp_[g]) - static_cast<double>(log_sum_exp[g]));
-    sum += whole ? std::min(1.0, 1 / over) : 1 / (1 + weight * over);
+    sum += 1 / (1 + weight * over);
   }
   return sum / static_cast<double>(group);
 }
 
-void Attention::sample_mass(int32_t layer) {
+int32_t Attention::head_index(const HeadTask& task) const {
+  return task.layer * system_.shape.num_kv_heads + task.kv_head;
+}
+
+void Attention::sample_mass() {
   const auto heads = static_cast<size_t>(system_.shape.num_kv_heads);
   const auto group = static_cast<size_t>(system_.shape.group_size());
   for (size_t t = 0; t < tasks_.size(); ++t) {
     SequenceKv& sequence = *batch_[t / heads];
     const HeadTask& task = tasks_[t];
-    if (sequence.sampler() == nullptr || task.attend_all) continue;
-    const int64_t head = int64_t{layer} * system_.shape.num_kv_heads + task.kv_head;
-    if (!sequence.sampler()->is_looked_at(head)) continue;
-    const double kept =
-        kept_mass(sequence, task, rows_read_[t], std::span(log_sum_exp_).subspan(t * group, group),
-                  MassSampler::kRows);
-    sequence.sampler()->dial().add(kept, task.head->state->label_length == task.context_tokens);
+    if (sequence.dial() == nullptr || task.attend_all) continue;
+    const int32_t num_heads = system_.shape.num_layers * system_.shape.num_kv_heads;
+    if (!is_looked_at(task.context_tokens, head_index(task), num_heads)) continue;
+    const double kept = kept_mass(task, rows_read_[t],
+                                  std::span(log_sum_exp_).subspan(t * group, group), kMassRows);
+    sequence.dial()->add(kept, task.head->state->label_length == task.context_tokens);
   }
 }
 
@@ -206,10 +209,9 @@ void Attention::sample_first_sets() {
   params.rows_read = rows_read_.data();
   system_.ops->attend(params);
   for (size_t i = 0; i < decided_.size(); ++i) {
-    SequenceKv& sequence = *candidates_[i].sequence;
-    sequence.sampler()->dial().add_first(
-        kept_mass(sequence, decided_[i], rows_read_[i],
-                  std::span(log_sum_exp_).subspan(i * group, group), MassSampler::kFirstRows));
+    candidates_[i].sequence->dial()->add_first(
+        kept_mass(decided_[i], rows_read_[i], std::span(log_sum_exp_).subspan(i * group, group),
+                  kFirstMassRows));
   }
 }
 

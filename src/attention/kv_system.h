@@ -5,7 +5,7 @@
 #include <optional>
 #include <vector>
 
-#include "attention/decode_observer.h"
+#include "attention/attention_observer.h"
 #include "kv/code_cache.h"
 #include "kv/host_store.h"
 #include "ops/ops.h"
@@ -40,7 +40,7 @@ struct KvSystem {
   // The backend makes codes on the device and copies them to the host store from there, so a
   // sequence whose pages are shared keeps them on the device whether it reads them or not.
   bool codes_pass_device = false;
-  DecodeObserver* observer = nullptr;  // evaluation: sees every decode step; may be null
+  AttentionObserver* observer = nullptr;  // evaluation; may be null
 
   const HashParams* layer_hashes(int32_t layer) const {
     return hashes.empty() ? nullptr : hashes.data() + int64_t{layer} * shape.num_kv_heads;

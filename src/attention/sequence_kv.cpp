@@ -79,10 +79,7 @@ SequenceKv::SequenceKv(KvSystem& system, const Options& options)
   counters_.resize(static_cast<size_t>(shape.num_layers));
   unit_importance_.assign(static_cast<size_t>(shape.group_size()), 1.0f);
   last_queries_.resize(static_cast<size_t>(shape.num_layers) * shape.num_q_heads * shape.head_dim);
-  if (policy_.quality) {
-    sampler_.emplace(Dial(*policy_.quality, kMostSetScale),
-                     int64_t{shape.num_layers} * shape.num_kv_heads);
-  }
+  if (policy_.quality) dial_.emplace(*policy_.quality, kMostSetScale);
 }
 
 Result<std::unique_ptr<SequenceKv>> SequenceKv::create(KvSystem& system, const Options& options) {
@@ -520,11 +517,9 @@ SequenceKv::HeadMemory& SequenceKv::memory(int32_t layer, int32_t kv_head) {
 }
 
 void SequenceKv::follow_dial() {
-  const DialSetting& setting = sampler_->dial().setting();
-  const auto scaled = static_cast<int64_t>(
-      setting.set_scale *
-      static_cast<double>(set_size(reserved_policy_, num_visible(0, num_tokens_ + 1))));
-  policy_.set_tokens = std::max<int64_t>(64, round_up(scaled, 64));
+  const DialSetting& setting = dial_->setting();
+  policy_.set_tokens = scaled_set_size(set_size(reserved_policy_, num_visible(0, num_tokens_ + 1)),
+                                       setting.set_scale);
   // A stricter angle comes with a younger label; a wider one cannot have an older one, for rings
   // are as long as the label age asks for.
   if (reserved_policy_.max_label_age > 0) {

@@ -18,11 +18,11 @@
 #include <vector>
 
 #include "attention/kv_system.h"
-#include "attention/mass_sampler.h"
 #include "clo/policy.h"
 #include "clo/report.h"
 #include "kv/head_cache.h"
 #include "ops/token_mask.h"
+#include "reuse/dial.h"
 #include "transfer/transfer_engine.h"
 
 namespace clo {
@@ -79,6 +79,8 @@ class SequenceKv {
   int64_t num_candidates(int64_t context_tokens) const;
   int64_t num_set_tokens(int64_t context_tokens) const;
   bool covers(int64_t context_tokens) const;
+  // Evaluation: decode steps measure the mass that sets keep.
+  bool measures_mass = false;
   // Evaluation: rows that decode attention counts when it reads them. Ascending, disjoint, none
   // masked.
   std::vector<TokenRange> watched;
@@ -93,12 +95,12 @@ class SequenceKv {
   HeadMemory& memory(int32_t layer, int32_t kv_head);
 
   // Null without a quality to hold.
-  MassSampler* sampler() { return sampler_ ? &*sampler_ : nullptr; }
-  const MassSampler* sampler() const { return sampler_ ? &*sampler_ : nullptr; }
+  Dial* dial() { return dial_ ? &*dial_ : nullptr; }
+  const Dial* dial() const { return dial_ ? &*dial_ : nullptr; }
   // Takes over what the dial says: policy() is another from then on.
   void follow_dial();
   // Of the angle that thresholds allow.
-  double dial_angle() const { return sampler_ ? sampler_->dial().setting().angle : 1.0; }
+  double dial_angle() const { return dial_ ? dial_->setting().angle : 1.0; }
 
   // Heads that demote() may take; none where that would give nothing back.
   int64_t num_budget_heads() const;
@@ -200,7 +202,7 @@ class SequenceKv {
   std::vector<KvCounters> counters_;       // [num_layers]
   std::vector<float> difficulty_;          // [num_layers, num_kv_heads]; empty: not settled
   std::vector<HeadMemory> memories_;       // [num_layers, num_kv_heads]; empty until asked for
-  std::optional<MassSampler> sampler_;
+  std::optional<Dial> dial_;
 };
 
 }  // namespace clo

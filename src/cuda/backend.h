@@ -35,6 +35,8 @@ struct ForcedReuse {
   float new_share = -1;  // share of a missed set that is new; negative: natural
   // Share of the misses that the true query finds, on the critical path; the rest is foreseen.
   float correction_share = 0;
+  // Steps sample attention mass as a dial needs it (SequenceRules::looks), without one.
+  bool looks_at_mass = false;
 };
 
 class CudaBackend {

@@ -97,6 +97,7 @@ Status take_buffers(const BufferSizes& sizes, StepBuffers& b, const TakeBuffer& 
   CLO_TRY(floats(b.attend_parts,
                  kernels::attend_parts(grid, static_cast<int32_t>(rows), shape.num_kv_heads) *
                      shape.group_size() * (shape.head_dim + 2)));
+  CLO_TRY(floats(b.log_sum_exp, int64_t{shape.num_layers} * rows * shape.num_q_heads));
   CLO_TRY(take(b.arrivals, rows * shape.num_kv_heads, 4));
   CLO_TRY(take(b.sample_scratch,
                kernels::sample_scratch_bytes(static_cast<int32_t>(rows), c.vocab_size), 1));

@@ -46,6 +46,7 @@ struct StepBuffers {
   float* sine = nullptr;
   float* logits = nullptr;  // [rows, vocab]
   float* attend_parts = nullptr;
+  float* log_sum_exp = nullptr;  // [layers, rows, q heads] of a step whose mass is sampled
   uint32_t* arrivals = nullptr;  // [rows * kv heads]
   std::byte* sample_scratch = nullptr;
   std::byte* refresh_scratch = nullptr;  // [queue_clusters or, if more, kv heads: priming]

@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "cuda/step_recorder.h"
+#include "kernels/mass/mass.h"
 #include "kernels/norm/norm.h"
 #include "kernels/prefill/prefill.h"
 #include "kernels/refresh/refresh.h"
@@ -151,6 +152,36 @@ void CudaRunner::mlp_rows(int32_t layer, int64_t rows) {
   }
 }
 
+void CudaRunner::copy_observed(int32_t layer, int64_t first, int64_t rows) {
+  const KvShape& shape = system_.shape;
+  const int64_t row_bytes = shape.row_bytes();
+  auto* target = observed_[layer % kLayerBuffers].as<std::byte>();
+  const std::byte* const layer_rows = buffers_.layer_rows[layer % kLayerBuffers];
+  for (int32_t h = 0; h < shape.num_kv_heads; ++h, target += rows * row_bytes) {
+    CLO_CUDA(cudaMemcpyAsync(target, layer_rows + (h * limits_.layer_tokens + first) * row_bytes,
+                             static_cast<size_t>(rows * row_bytes), cudaMemcpyDeviceToHost,
+                             main_.get()));
+  }
+  CLO_CUDA(cudaMemcpyAsync(target, buffers_.chunk_queries,
+                           static_cast<size_t>(rows * shape.num_q_heads * shape.head_dim * 2),
+                           cudaMemcpyDeviceToHost, main_.get()));
+}
+
+void CudaRunner::show_observed(int32_t layer, int64_t first, int64_t rows) {
+  const KvShape& shape = system_.shape;
+  const auto* const copied = observed_[layer % kLayerBuffers].as<const std::byte>();
+  PrefillRows shown;
+  shown.first_token = first;
+  shown.num_tokens = rows;
+  shown.keys = copied;
+  shown.key_head_bytes = rows * shape.row_bytes();
+  shown.key_token_bytes = shape.row_bytes();
+  shown.queries = copied + shape.num_kv_heads * rows * shape.row_bytes();
+  shown.query_type = weights_.type();
+  shown.query_token_bytes = int64_t{shape.num_q_heads} * shape.head_dim * 2;
+  system_.observer->on_prefill(shape, layer, shown);
+}
+
 void CudaRunner::chunk_layer(SequenceKv& sequence, int32_t layer, int64_t rows, bool last) {
   const ModelConfig& c = weights_.config();
   const KvShape& shape = system_.shape;
@@ -236,7 +267,20 @@ void CudaRunner::chunk_layer(SequenceKv& sequence, int32_t layer, int64_t rows, 
     prime.slot = slots_->slot_of(sequence);
     prime.layer = layer;
     prime_sets(prime, stream);
+    if (sequence.dial() != nullptr) {
+      FirstMass mass;
+      mass.tables = tables_;
+      mass.queries = prime.queries;
+      mass.layer_rows = prime.layer_rows;
+      mass.layer_capacity = prime.layer_capacity;
+      mass.context_tokens = prime.context_tokens;
+      mass.samples = first_samples_.as<MassSample>() + int64_t{layer} * shape.num_kv_heads;
+      mass.slot = prime.slot;
+      mass.layer = layer;
+      first_mass(mass, stream);
+    }
   }
+  if (system_.observer != nullptr) copy_observed(layer, first, rows);
   // The buffer is free when both the copy to the host and this layer's readers are done.
   computed_[buffer].record(main_);
   computed_[buffer].make_wait(copy_out_);
@@ -285,8 +329,10 @@ std::span<const float> CudaRunner::prefill(std::span<const int32_t> ids, Sequenc
   load_earlier_rows(sequence, 0);
   for (int32_t layer = 0; layer < shape.num_layers && !*abandoned; ++layer) {
     // At most two layers are queued ahead, so that a cancel is heeded within as many.
-    if (layer >= kLayerBuffers)
+    if (layer >= kLayerBuffers) {
       layer_done_[static_cast<size_t>(layer - kLayerBuffers)].synchronize();
+      if (system_.observer != nullptr) show_observed(layer - kLayerBuffers, first, rows);
+    }
     if (proceed && !proceed(std::max(0, layer - kLayerBuffers))) {
       *abandoned = true;
       break;
@@ -320,6 +366,10 @@ std::span<const float> CudaRunner::prefill(std::span<const int32_t> ids, Sequenc
   main_.synchronize();
   copy_out_.synchronize();
   check_fault();
+  for (int32_t layer = std::max(0, shape.num_layers - kLayerBuffers);
+       system_.observer != nullptr && layer < shape.num_layers; ++layer) {
+    show_observed(layer, first, rows);
+  }
   if (last) find_key_spread(sequence, first + rows);
 
   for (int32_t layer = 0; layer < shape.num_layers; ++layer) {
@@ -338,6 +388,18 @@ std::span<const float> CudaRunner::prefill(std::span<const int32_t> ids, Sequenc
   sequence.advance(rows);
   if (!last) return {};
   sequence.has_last_query = true;
+  if (Dial* const dial = sequence.dial()) {
+    for (int32_t layer = 0; layer < shape.num_layers; ++layer) {
+      if (sequence.is_dense_layer(layer)) continue;
+      for (int32_t h = 0; h < shape.num_kv_heads; ++h) {
+        const MassSample& sample =
+            first_samples_.as<MassSample>()[int64_t{layer} * shape.num_kv_heads + h];
+        if (sample.head >= 0) dial->add_first(sample.kept);
+      }
+    }
+    dial->start();
+    sequence.follow_dial();
+  }
   return {host_logits_.as<float>(), static_cast<size_t>(c.vocab_size)};
 }
 

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cmath>
 #include <functional>
+#include <numeric>
 
 #include "base/check.h"
 #include "base/try.h"
@@ -358,6 +359,8 @@ StepFigures Measure::steps(const ForcedReuse& forced, int64_t warm_up, int64_t s
   };
   figures.steps = steps;
   figures.median_s = percentile(seconds, 0.5);
+  figures.mean_s =
+      std::accumulate(seconds.begin(), seconds.end(), 0.0) / static_cast<double>(seconds.size());
   figures.p10_s = percentile(seconds, 0.1);
   figures.p90_s = percentile(seconds, 0.9);
   figures.cpu_s_per_step = cpu / static_cast<double>(steps);

@@ -41,7 +41,7 @@ struct Ceilings {
 
 struct StepFigures {
   int64_t steps = 0;
-  double median_s = 0, p10_s = 0, p90_s = 0;
+  double median_s = 0, p10_s = 0, p90_s = 0, mean_s = 0;
   double cpu_s_per_step = 0;  // of the whole process
   // The same over the first and the last tenth of the steps: does it grow?
   double cpu_s_first = 0, cpu_s_last = 0;

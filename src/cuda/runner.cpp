@@ -13,6 +13,7 @@
 #include "base/try.h"
 #include "base/units.h"
 #include "kernels/refresh/spread.h"
+#include "ops/mass_draw.h"
 #include "select/hash_signs.h"
 
 namespace clo {
@@ -79,11 +80,22 @@ Status CudaRunner::build(Arena& arena) {
   }));
   CLO_ASSIGN(results_, PinnedBlock::create(kernels::kResultRing * int64_t{limits_.max_batch} *
                                            int64_t{sizeof(kernels::StepResult)}));
+  CLO_ASSIGN(samples_, PinnedBlock::create(kernels::kResultRing * int64_t{limits_.max_batch} *
+                                           kMassLooks * int64_t{sizeof(kernels::MassSample)}));
+  CLO_ASSIGN(first_samples_, PinnedBlock::create(int64_t{shape.num_layers} * shape.num_kv_heads *
+                                                 int64_t{sizeof(kernels::MassSample)}));
   CLO_ASSIGN(words_, PinnedBlock::create(64));
   std::fill_n(words_.as<uint32_t>(), 3, 0u);
   CLO_ASSIGN(row_staging_, PinnedBlock::create(kRowRing * int64_t{limits_.max_batch} * 4));
   CLO_ASSIGN(host_logits_, PinnedBlock::create(limits_.max_batch * config.vocab_size * 4));
   CLO_ASSIGN(host_ids_, PinnedBlock::create(limits_.chunk_rows * 4));
+  if (system_.observer != nullptr) {
+    const int64_t row_bytes =
+        shape.num_kv_heads * shape.row_bytes() + int64_t{shape.num_q_heads} * shape.head_dim * 2;
+    for (PinnedBlock& block : observed_) {
+      CLO_ASSIGN(block, PinnedBlock::create(limits_.chunk_rows * row_bytes));
+    }
+  }
   matmul_ = std::make_unique<kernels::Matmul>(buffers_.matmul_workspace, kMatmulWorkspace);
   auto sdpa = kernels::Sdpa::create();
   if (sdpa) {
@@ -268,6 +280,40 @@ void CudaRunner::end(SequenceKv& sequence) {
     std::replace(step.rows.begin(), step.rows.end(), &sequence, static_cast<SequenceKv*>(nullptr));
   }
   decoded_rows_.erase(&sequence);
+  turned_.erase(&sequence);
+}
+
+int64_t CudaRunner::next_context(const SequenceKv& sequence) const {
+  int64_t context = sequence.num_tokens() + 1;
+  for (const Launched& step : launched_) {
+    context += std::count(step.rows.begin(), step.rows.end(), &sequence);
+  }
+  return context;
+}
+
+void CudaRunner::follow_dial(SequenceKv& sequence, uint32_t step, std::ptrdiff_t row) {
+  Dial* const dial = sequence.dial();
+  if (dial == nullptr || !looks_at_some(sequence.num_tokens())) return;
+  const DialSetting before = dial->setting();
+  const auto* samples =
+      samples_.as<kernels::MassSample>() +
+      (int64_t{step % kernels::kResultRing} * limits_.max_batch + row) * kMassLooks;
+  for (int32_t look = 0; look < kMassLooks; ++look) {
+    if (samples[look].head >= 0) dial->add(samples[look].kept, samples[look].fresh != 0);
+  }
+  const DialSetting& now = dial->setting();
+  if (now.set_scale == before.set_scale && now.angle == before.angle) return;
+  // The step after this one may be under way; the one after that is launched next.
+  turned_[&sequence] = sequence.num_tokens() + 2;
+}
+
+void CudaRunner::turn_dial(SequenceKv& sequence) {
+  const auto turned = turned_.find(&sequence);
+  if (turned == turned_.end() || next_context(sequence) < turned->second) return;
+  sequence.follow_dial();
+  // A true query of the step to come chooses for the one after it.
+  slots_->turn_dial(sequence, turned->second + 1);
+  turned_.erase(turned);
 }
 
 void CudaRunner::read_counters(SequenceKv& sequence) {
@@ -282,7 +328,9 @@ void CudaRunner::read_counters(SequenceKv& sequence) {
 
 void CudaRunner::launch(std::span<SequenceKv* const> rows, bool logits_wanted) {
   for (SequenceKv* sequence : rows) {
-    if (sequence != nullptr) CLO_CHECK(slots_->is_active(*sequence));
+    if (sequence == nullptr) continue;
+    CLO_CHECK(slots_->is_active(*sequence));
+    turn_dial(*sequence);
   }
   const GraphExec& exec = graph(key_of(rows));
   if (!std::equal(rows.begin(), rows.end(), rows_.begin(), rows_.end())) {
@@ -408,6 +456,7 @@ void CudaRunner::decode(std::span<const DecodeRow> rows, std::span<DecodeOutcome
     if (found == step.rows.end()) continue;
     const auto r = found - step.rows.begin();
     rows[i].sequence->advance(1);
+    follow_dial(*rows[i].sequence, step.step, r);
     ++decoded_rows_[rows[i].sequence];
     DecodeOutcome& outcome = outcomes[i];
     if (step.logits_wanted) {

@@ -7,6 +7,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <unordered_map>
 #include <vector>
 
 #include "cuda/backend.h"
@@ -27,6 +28,7 @@ struct GraphKey {
   int32_t rows = 0;            // bucket
   bool predict_layer = false;  // some sequence foresees the next layer's query
   bool draws = false;          // some sequence samples, or has a penalty
+  kernels::MassLooks looks = kernels::MassLooks::kNone;  // the most that some sequence needs
   auto operator<=>(const GraphKey&) const = default;
 };
 
@@ -104,6 +106,10 @@ class CudaRunner final : public Runner {
   void load_earlier_rows(SequenceKv& sequence, int32_t layer);
   void chunk_attention(int32_t layer, int64_t first, int64_t rows);
   void mlp_rows(int32_t layer, int64_t rows);
+  // For an observer: a layer's rows and queries of the chunk to the host, after what computes them;
+  // and, once they are there, to the observer.
+  void copy_observed(int32_t layer, int64_t first, int64_t rows);
+  void show_observed(int32_t layer, int64_t first, int64_t rows);
   template <typename Launch>
   void timed(const Stream& stream, const char* lane, const char* work, int32_t layer,
              const Launch& launch) {
@@ -130,6 +136,12 @@ class CudaRunner final : public Runner {
   void stop_refreshes();
   void drain_queue();
   bool in_flight(const SequenceKv& sequence) const;
+  // Gives what step `step` has sampled of row `row` to the sequence's dial, which may turn.
+  void follow_dial(SequenceKv& sequence, uint32_t step, std::ptrdiff_t row);
+  // Tells the device what a dial has turned to, once the sequence has come to its time.
+  void turn_dial(SequenceKv& sequence);
+  // The context of the sequence's next step, those launched included.
+  int64_t next_context(const SequenceKv& sequence) const;
   // For the hit test by drift: into the head rules, on the main stream. Requires: rows are written.
   void find_key_spread(const SequenceKv& sequence, int64_t context_tokens);
 
@@ -164,17 +176,24 @@ class CudaRunner final : public Runner {
   std::map<GraphKey, GraphExec> graphs_;
   size_t last_nodes_ = 0;
 
-  PinnedBlock results_;      // [kResultRing][max_batch] StepResult
-  PinnedBlock words_;        // [0] step word, [1] fault word
-  PinnedBlock row_staging_;  // [kRowRing][max_batch] row -> slot
-  PinnedBlock host_logits_;  // [max_batch, vocab]
-  PinnedBlock host_ids_;     // [chunk rows]
+  PinnedBlock results_;        // [kResultRing][max_batch] StepResult
+  PinnedBlock samples_;        // [kResultRing][max_batch][kMassLooks] MassSample
+  PinnedBlock first_samples_;  // [num_layers][num_kv_heads] of the prompt that has just ended
+  PinnedBlock words_;          // [0] step word, [1] fault word
+  PinnedBlock row_staging_;    // [kRowRing][max_batch] row -> slot
+  PinnedBlock host_logits_;    // [max_batch, vocab]
+  PinnedBlock host_ids_;       // [chunk rows]
+  // With an observer, of a layer's chunk: [kv heads][rows] full rows, then [rows, q width] queries.
+  PinnedBlock observed_[kLayerBuffers];
   std::deque<Launched> launched_;
   std::vector<SequenceKv*> rows_;  // of the last launched step: what row_slot says
   uint32_t next_row_staging_ = 0;
   uint32_t step_ = 0;
   double step_seconds_ = 0;  // smoothed, so that a wait sleeps through most of a step
   std::map<const SequenceKv*, int64_t> decoded_rows_;  // since counters were last read
+  // Dials that have turned: the context from which decisions follow. Always as many steps after the
+  // samples, so that an answer does not depend on how far ahead the steps were launched.
+  std::unordered_map<const SequenceKv*, int64_t> turned_;
 };
 
 }  // namespace clo

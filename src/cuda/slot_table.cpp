@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstring>
 #include <numeric>
 
 #include "base/check.h"
@@ -11,6 +12,38 @@ namespace clo {
 
 using kernels::BatchSlot;
 using kernels::DeviceCounters;
+using kernels::HeadRule;
+
+// What a head's rule begins with: both thresholds.
+constexpr int64_t kThresholdBytes = offsetof(HeadRule, weight);
+static_assert(kThresholdBytes == 2 * sizeof(kernels::HeadThresholds));
+
+namespace {
+
+// What is left of an allowed angle or drift after a prefetch margin and the dial's share: 1 -
+// margin, as Attention::refresh has it.
+double margin_of(double ahead, double dial_angle) { return 1 - (1 - ahead) * dial_angle; }
+
+// The parts of the rules that follow a dial's angle.
+void follow_angle(kernels::SequenceRules& rules, const SequenceKv& sequence) {
+  const PolicyOptions& policy = sequence.policy();
+  rules.max_label_age = policy.max_label_age;
+  if (policy.hit_test != HitTest::kDrift) return;
+  const auto limit = [&](double ahead) {
+    const double margin = margin_of(ahead, sequence.dial_angle());
+    return static_cast<float>((1 - margin) * policy.drift_limit);
+  };
+  rules.drift_limit = limit(0);
+  rules.drift_limit_ahead = limit(prefetch_margin(policy));
+}
+
+}  // namespace
+
+kernels::MassLooks mass_looks(const SequenceKv& sequence, const ForcedReuse& forced) {
+  if (sequence.measures_mass) return kernels::MassLooks::kAll;
+  return sequence.dial() != nullptr || forced.looks_at_mass ? kernels::MassLooks::kSome
+                                                            : kernels::MassLooks::kNone;
+}
 
 kernels::SequenceRules sequence_rules(const SequenceKv& sequence, const ForcedReuse& forced) {
   const PolicyOptions& policy = sequence.policy();
@@ -20,7 +53,6 @@ kernels::SequenceRules sequence_rules(const SequenceKv& sequence, const ForcedRe
   rules.random_seed = sequence.random_seed();
   rules.sink = policy.sink;
   rules.recent = policy.recent;
-  rules.max_label_age = policy.max_label_age;
   int32_t dense_layers = 0;
   while (dense_layers < std::ssize(sequence.layer_counters()) &&
          sequence.is_dense_layer(dense_layers)) {
@@ -55,11 +87,9 @@ kernels::SequenceRules sequence_rules(const SequenceKv& sequence, const ForcedRe
   }
   rules.correct = policy.correction == Correction::kTrueQuery;
   rules.fetch_whole = policy.fetch == Fetch::kWhole;
-  if (policy.hit_test == HitTest::kDrift) {
-    rules.drift_limit = static_cast<float>(policy.drift_limit);
-    rules.drift_limit_ahead =
-        static_cast<float>((1 - prefetch_margin(policy)) * policy.drift_limit);
-  }
+  rules.looks = mass_looks(sequence, forced);
+  rules.has_dial = sequence.dial() != nullptr;
+  follow_angle(rules, sequence);
   rules.aggregate_all = policy.aggregate == Aggregate::kAll;
   rules.forced_hit_rate = forced.hit_rate;
   rules.forced_new_share = forced.new_share;
@@ -67,23 +97,28 @@ kernels::SequenceRules sequence_rules(const SequenceKv& sequence, const ForcedRe
   return rules;
 }
 
-kernels::HeadRule head_rule(const PolicyOptions& policy, std::span<const float> importance) {
-  kernels::HeadRule rule;
+HeadRule head_rule(const PolicyOptions& policy, std::span<const float> importance,
+                   double dial_angle) {
+  HeadRule rule;
   CLO_CHECK(importance.size() <= kernels::kMaxGroup, importance.size());
   const bool weighted = policy.aggregate == Aggregate::kWeighted;
+  const double at_once = margin_of(0, dial_angle);
+  const double ahead = margin_of(prefetch_margin(policy), dial_angle);
   float largest = 0, total = 0;
   for (size_t j = 0; j < importance.size(); ++j) {
     rule.weight[j] = weighted ? importance[j] : 1.0;
-    rule.at_once.query[j] = head_threshold(policy, importance[j]);
-    rule.ahead.query[j] = ahead_threshold(rule.at_once.query[j], prefetch_margin(policy));
+    const double tau = head_threshold(policy, importance[j]);
+    rule.at_once.query[j] = ahead_threshold(tau, at_once);
+    rule.ahead.query[j] = ahead_threshold(tau, ahead);
     largest = std::max(largest, importance[j]);
     total += importance[j];
   }
   const auto count = static_cast<double>(importance.size());
   const float of_group =
       weighted ? largest : static_cast<float>(static_cast<double>(total) / count);
-  rule.at_once.mean = head_threshold(policy, of_group);
-  rule.ahead.mean = ahead_threshold(rule.at_once.mean, prefetch_margin(policy));
+  const double tau = head_threshold(policy, of_group);
+  rule.at_once.mean = ahead_threshold(tau, at_once);
+  rule.ahead.mean = ahead_threshold(tau, ahead);
   return rule;
 }
 
@@ -93,7 +128,10 @@ SlotTable::SlotTable(const KvSystem& system, const StepBuffers& buffers, const C
       buffers_(buffers),
       stream_(stream),
       max_context_(limits.max_context_tokens),
-      staging_(PinnedBlock::create(limits.max_batch * int64_t{sizeof(BatchSlot)}).value()) {
+      staging_(PinnedBlock::create(limits.max_batch * int64_t{sizeof(BatchSlot)}).value()),
+      thresholds_(PinnedBlock::create(limits.max_batch * int64_t{system.shape.num_layers} *
+                                      system.shape.num_kv_heads * kThresholdBytes)
+                      .value()) {
   const int64_t max_batch = limits.max_batch;
   // Handed out from the back, so slot 0 goes first.
   free_.resize(static_cast<size_t>(max_batch));
@@ -132,7 +170,7 @@ int32_t SlotTable::assign(SequenceKv& sequence, const SamplingOptions& sampling,
   upload_heads(sequence);
   const KvShape& shape = system_.shape;
   const int64_t heads_per_slot = int64_t{shape.num_layers} * shape.num_kv_heads;
-  std::vector<kernels::HeadRule> rules;
+  std::vector<HeadRule> rules;
   for (int32_t layer = 0; layer < shape.num_layers; ++layer) {
     for (int32_t h = 0; h < shape.num_kv_heads; ++h) {
       rules.push_back(head_rule(sequence.policy(), sequence.importance(layer, h)));
@@ -143,7 +181,7 @@ int32_t SlotTable::assign(SequenceKv& sequence, const SamplingOptions& sampling,
   const std::span<uint64_t* const> codes = sequence.device_code_table();
 
   upload(buffers_.rules + slot * heads_per_slot, rules.data(),
-         heads_per_slot * int64_t{sizeof(kernels::HeadRule)});
+         heads_per_slot * int64_t{sizeof(HeadRule)});
   int32_t* const device_pages = buffers_.pages + slot * buffers_.max_pages;
   uint64_t** const device_codes = buffers_.code_blocks + slot * buffers_.max_pages;
   if (!pages.empty()) upload(device_pages, pages.data(), num_pages * 4);
@@ -181,9 +219,47 @@ void SlotTable::upload_heads(SequenceKv& sequence) {
   stream_.synchronize();  // the copy reads the vector
 }
 
+void SlotTable::upload_thresholds(const SequenceKv& sequence) {
+  const KvShape& shape = system_.shape;
+  const int64_t heads = int64_t{shape.num_layers} * shape.num_kv_heads;
+  const int32_t slot = slot_of(sequence);
+  std::byte* const staged = thresholds_.as<std::byte>() + slot * heads * kThresholdBytes;
+  for (int32_t layer = 0; layer < shape.num_layers; ++layer) {
+    for (int32_t h = 0; h < shape.num_kv_heads; ++h) {
+      const HeadRule rule =
+          head_rule(sequence.policy(), sequence.importance(layer, h), sequence.dial_angle());
+      std::memcpy(staged + (int64_t{layer} * shape.num_kv_heads + h) * kThresholdBytes, &rule,
+                  kThresholdBytes);
+    }
+  }
+  CLO_CUDA(cudaMemcpy2DAsync(buffers_.rules + slot * heads, sizeof(HeadRule), staged,
+                             kThresholdBytes, kThresholdBytes, static_cast<size_t>(heads),
+                             cudaMemcpyHostToDevice, stream_.get()));
+}
+
+void SlotTable::turn_dial(const SequenceKv& sequence, int64_t from_context) {
+  const int32_t slot = slot_of(sequence);
+  kernels::SequenceRules& rules = staged(slot).rules;
+  const double scale = sequence.dial()->setting().set_scale;
+  kernels::SetScale(&scales)[2] = rules.set_scales;
+  scales[scales[0].from_context <= scales[1].from_context ? 0 : 1] = {from_context, scale};
+  rules.largest_scale = std::max(rules.largest_scale, scale);
+  follow_angle(rules, sequence);
+  upload(&buffers_.slots[slot].rules, &rules, sizeof rules);
+  upload_thresholds(sequence);
+}
+
 void SlotTable::activate(const SequenceKv& sequence, int32_t token) {
   Entry& at = entries_.at(&sequence);
   BatchSlot& entry = staged(at.slot);
+  if (sequence.dial() != nullptr) {
+    // The first sets have the policy's size; the slot is idle, and both settings can be written.
+    const double scale = sequence.dial()->setting().set_scale;
+    entry.rules.set_scales[0] = entry.rules.set_scales[1] = {0, scale};
+    entry.rules.largest_scale = std::max(1.0, scale);
+    follow_angle(entry.rules, sequence);
+    upload_thresholds(sequence);
+  }
   entry.num_tokens = sequence.num_tokens();
   entry.num_answered = 1;
   entry.token = token;
@@ -252,6 +328,8 @@ void SlotTable::read_counters(SequenceKv& sequence) {
     add(c.full_rows_attended, d.full_rows_attended);
     add(c.rows_in_context, d.rows_in_context);
     add(c.oracle_rows, d.oracle_rows);
+    add(c.mass_samples, d.mass_samples);
+    c.mass_kept += d.mass_kept;
     // The device adds up heads, which wait side by side.
     add(c.wait_ns, d.wait_ns / static_cast<unsigned long long>(system_.shape.num_kv_heads));
     times_.wait_ns += d.wait_ns;

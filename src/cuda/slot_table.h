@@ -18,7 +18,9 @@ namespace clo {
 
 // The policy of a sequence as numbers for kernels, and one head's constants of the reuse rule.
 kernels::SequenceRules sequence_rules(const SequenceKv& sequence, const ForcedReuse& forced);
-kernels::HeadRule head_rule(const PolicyOptions& policy, std::span<const float> importance);
+kernels::HeadRule head_rule(const PolicyOptions& policy, std::span<const float> importance,
+                            double dial_angle = 1);
+kernels::MassLooks mass_looks(const SequenceKv& sequence, const ForcedReuse& forced);
 
 class SlotTable {
  public:
@@ -32,6 +34,10 @@ class SlotTable {
   // Where the sequence's head caches lie, once more. Blocks: until the device knows.
   void upload_heads(SequenceKv& sequence);
   void set_token(const SequenceKv& sequence, int32_t token);
+  // Follows the sequence's dial: thresholds and label age at once, the size of sets that are for
+  // contexts from `from_context` on. Requires: a dial; no set that is for such a context has been
+  // asked for.
+  void turn_dial(const SequenceKv& sequence, int64_t from_context);
   void release(const SequenceKv& sequence);
 
   int32_t slot_of(const SequenceKv& sequence) const;
@@ -58,6 +64,7 @@ class SlotTable {
     bool active = false;
     bool draws = false;
   };
+  void upload_thresholds(const SequenceKv& sequence);
   kernels::BatchSlot& staged(int32_t slot) { return staging_.as<kernels::BatchSlot>()[slot]; }
   void upload(void* target, const void* source, int64_t num_bytes);
 
@@ -67,6 +74,8 @@ class SlotTable {
   int64_t max_context_ = 0;
   PinnedBlock staging_;  // [max_batch] BatchSlot: a copy in flight is never overwritten, because a
                          // slot is written at most once between two waits for the stream
+  PinnedBlock thresholds_;  // [max_batch][heads] two HeadThresholds each, likewise: dials turn
+                            // after many steps
   std::vector<int32_t> free_;
   std::unordered_map<const SequenceKv*, Entry> entries_;
   Times times_;

@@ -5,9 +5,11 @@
 #include "base/check.h"
 #include "cuda/step_recorder.h"
 #include "kernels/attend/attend.h"
+#include "kernels/mass/mass.h"
 #include "kernels/norm/norm.h"
 #include "kernels/refresh/refresh.h"
 #include "kernels/rows/rows.h"
+#include "ops/mass_draw.h"
 
 namespace clo {
 
@@ -155,10 +157,24 @@ void StepRecorder::attend(int32_t layer) {
   params.out = runner_.buffers_.attended;
   params.parts = runner_.buffers_.attend_parts;
   params.arrivals = runner_.buffers_.arrivals;
+  if (looks_ != MassLooks::kNone) {
+    params.log_sum_exp =
+        runner_.buffers_.log_sum_exp + int64_t{layer} * rows_ * runner_.system_.shape.num_q_heads;
+  }
   params.layer = layer;
   params.rows = rows_;
   params.grid = attend_grid(runner_.system_.shape, runner_.device_.num_multiprocessors);
   kernels::attend(params, runner_.main_.get());
+}
+
+void StepRecorder::mass() {
+  StepMass params;
+  params.tables = runner_.tables_;
+  params.log_sum_exp = runner_.buffers_.log_sum_exp;
+  params.samples = runner_.samples_.as<MassSample>();
+  params.rows = rows_;
+  params.every_head = looks_ == MassLooks::kAll;
+  step_mass(params, runner_.main_.get());
 }
 
 void StepRecorder::output(int32_t layer) {
@@ -216,7 +232,13 @@ GraphKey CudaRunner::key_of(std::span<SequenceKv* const> rows) const {
   key.rows = std::min<int32_t>(
       static_cast<int32_t>(std::bit_ceil(static_cast<uint32_t>(rows.size()))), limits_.max_batch);
   for (const SequenceKv* sequence : rows) {
-    key.draws = key.draws || (sequence != nullptr && slots_->draws(*sequence));
+    if (sequence != nullptr) {
+      key.draws = key.draws || slots_->draws(*sequence);
+      const MassLooks looks = mass_looks(*sequence, forced_);
+      if (looks == MassLooks::kAll || looks_at_some(next_context(*sequence))) {
+        key.looks = std::max(key.looks, looks);
+      }
+    }
     if (sequence == nullptr || sequence->is_dense_layer(system_.shape.num_layers - 1)) continue;
     key.predict_layer = key.predict_layer || sequence->policy().predict == Predict::kPreviousLayer;
   }
@@ -245,7 +267,7 @@ const GraphExec& CudaRunner::graph(const GraphKey& key) {
 }
 
 void CudaRunner::record_step(const GraphKey& key) {
-  StepRecorder step(*this, key.rows);
+  StepRecorder step(*this, key.rows, key.looks);
   step.begin();
   const int32_t num_layers = system_.shape.num_layers;
   for (int32_t layer = 0; layer < num_layers; ++layer) {
@@ -255,6 +277,8 @@ void CudaRunner::record_step(const GraphKey& key) {
     step.qkv(layer);
     step.rows(layer);
     step.attend(layer);
+    // The product that follows reads its weights ahead meanwhile.
+    if (layer + 1 == num_layers && key.looks != MassLooks::kNone) step.mass();
     step.output(layer);
     step.norm(w.mlp_norm);
     step.gate_up(layer);

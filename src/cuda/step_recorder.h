@@ -8,7 +8,9 @@ namespace clo {
 class StepRecorder {
  public:
   // `rows`: of the bucket. The runner outlives the recorder.
-  StepRecorder(CudaRunner& runner, int32_t rows) : runner_(runner), rows_(rows) {}
+  StepRecorder(CudaRunner& runner, int32_t rows,
+               kernels::MassLooks looks = kernels::MassLooks::kNone)
+      : runner_(runner), rows_(rows), looks_(looks) {}
 
   void begin();
   // Adds what the last product left to the residual stream and normalises it.
@@ -17,6 +19,7 @@ class StepRecorder {
   void qkv(int32_t layer);
   void rows(int32_t layer);
   void attend(int32_t layer);
+  void mass();  // after the last layer's attention
   void output(int32_t layer);
   void gate_up(int32_t layer);
   void silu(int32_t layer);
@@ -35,6 +38,7 @@ class StepRecorder {
 
   CudaRunner& runner_;
   int32_t rows_;
+  kernels::MassLooks looks_;
   int32_t parts_ = 0;                   // of the last product, waiting in the parts buffer
   bool parts_to_add_ = false;           // ... to be added to the residual stream
   const float* bias_to_add_ = nullptr;  // with them

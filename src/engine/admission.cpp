@@ -263,6 +263,7 @@ bool Engine::Impl::admit() {
     }
     sequence.kv = std::move(kv).value();
     sequence.kv->watched = sequence.request.watched_ranges;
+    sequence.kv->measures_mass = sequence.request.measure_mass;
     runner->begin(*sequence.kv, sequence.sampler.options());
     sequence.state = Sequence::State::kPrefill;
     sequence.admitted = Clock::now();

@@ -48,10 +48,10 @@ Status check_context(const EngineOptions& options, const ModelConfig& config) {
 
 Status check_policy(const PolicyOptions& policy, const KvShape& shape, Backend backend) {
   CLO_TRY(validate(policy));
-  if (backend == Backend::kCuda && (policy.quality || policy.hit_test == HitTest::kEntropy)) {
+  if (backend == Backend::kCuda && policy.hit_test == HitTest::kEntropy) {
     return Error{ErrorCode::kUnsupported,
                  "the CUDA backend does not have it; leave it out or use --backend cpu",
-                 policy.quality ? "--quality" : "--hit-test cosine+entropy"};
+                 "--hit-test cosine+entropy"};
   }
   if (policy.select == Select::kHash && shape.code_bits == 0) {
     return Error{ErrorCode::kBadFlag, "contradict each other: hash selection needs codes",
@@ -73,7 +73,6 @@ Status check_backend_has(const Request& request, Backend backend) {
     return Error{ErrorCode::kUnsupported,
                  std::string(what) + " on the CPU backend only; use --backend cpu", field};
   };
-  if (request.measure_mass) return missing("attention mass is measured", "measure_mass");
   if (!request.watched_ranges.empty()) {
     return missing("attended rows are watched", "watched_ranges");
   }

@@ -64,7 +64,7 @@ bool Engine::step() {
   return any;
 }
 
-bool Engine::can_measure_mass() const { return impl_->cuda == nullptr; }
+bool Engine::can_watch_rows() const { return impl_->cuda == nullptr; }
 bool Engine::can_mask() const { return impl_->cuda == nullptr; }
 bool Engine::healthy() const { return !impl_->fault.has_value(); }
 

@@ -59,9 +59,10 @@ Status Engine::Impl::build(const ModelFiles& model) {
 
   CLO_ASSIGN(const BackendChoice choice, choose_backend(config, options));
   options.backend = choice.backend;
-  if (options.observer != nullptr && options.backend != Backend::kCpu) {
+  if (options.observer != nullptr && options.observer->watches_decode() &&
+      options.backend != Backend::kCpu) {
     return Error{ErrorCode::kUnsupported,
-                 "queries and keys are observed on the CPU backend only; use --backend cpu",
+                 "decode steps are observed on the CPU backend only; use --backend cpu",
                  "--backend"};
   }
   shape = kv_shape(config, options);

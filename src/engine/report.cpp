@@ -45,10 +45,10 @@ void Engine::Impl::fill_report(Sequence& sequence) {
   r.num_demoted_heads = static_cast<int32_t>(sequence.kv->num_demoted_heads());
   r.num_swapped_heads = static_cast<int32_t>(sequence.kv->num_swapped_heads());
   r.resident_by_profile = !system->profile.difficulty.empty();
-  if (const MassSampler* sampler = sequence.kv->sampler()) {
-    const MassEstimate e = sampler->dial().estimate();
-    const DialSetting& s = sampler->dial().setting();
-    r.quality = {sampler->dial().quality(), e.mean, e.low, e.high, e.samples, s.set_scale, s.angle};
+  if (const Dial* dial = sequence.kv->dial()) {
+    const MassEstimate e = dial->estimate();
+    const DialSetting& s = dial->setting();
+    r.quality = {dial->quality(), e.mean, e.low, e.high, e.samples, s.set_scale, s.angle};
   }
   const auto layers = sequence.kv->layer_counters();
   r.layers.assign(layers.begin(), layers.end());

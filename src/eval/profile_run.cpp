@@ -3,6 +3,8 @@
 #include <algorithm>
 
 #include "base/try.h"
+#include "base/units.h"
+#include "kv/memory_plan.h"
 
 namespace clo {
 
@@ -22,33 +24,41 @@ Result<std::vector<int64_t>> window_starts(int64_t text_tokens, const ProfileRun
   return starts;
 }
 
-Result<std::vector<WindowTrace>> record_windows(Engine& engine, TraceRecorder& recorder,
+Status check_recording_room(const KvShape& shape, int64_t windows, const ProfileRun& run,
+                            int64_t available_bytes) {
+  const int64_t each = WindowTrace::bytes(shape, run.context_tokens - 1, run.decode_tokens - 1);
+  if (each * windows <= available_bytes) return Ok{};
+  return Error{ErrorCode::kHostMemory,
+               "keys and queries of " + std::to_string(windows) + " windows take " +
+                   format_bytes(each * windows) + " of host memory, " + format_bytes(each) +
+                   " each; there are " + format_bytes(available_bytes) +
+                   ": give fewer --windows, a smaller --context or --decode",
+               "--windows"};
+}
+
+Result<std::vector<WindowTrace>> record_windows(Engine& engine, const KvShape& shape,
+                                                TraceRecorder& recorder,
                                                 const std::vector<int32_t>& ids,
                                                 const ProfileRun& run, const RecordCalls& calls) {
   CLO_ASSIGN(const std::vector<int64_t> starts, window_starts(std::ssize(ids), run));
   CLO_ASSIGN(const PolicyOptions dense, preset("dense"));
+  CLO_TRY(check_recording_room(shape, std::ssize(starts), run, available_host_bytes()));
   const int64_t total = std::ssize(starts) * run.context_tokens;
   std::vector<WindowTrace> traces;
   for (const int64_t start : starts) {
-    const auto first = ids.begin() + start;
-    const auto middle = first + run.context_tokens - run.decode_tokens;
     const int64_t before = std::ssize(traces) * run.context_tokens;
-    int64_t decoded = 0;
+    // The last token's logits would be those after the window, so it is not fed.
+    const auto first = ids.begin() + start, last = first + run.context_tokens - 1;
     Request request;
-    request.prompt_ids.assign(first, middle);
-    request.forced_tokens.assign(middle, first + run.context_tokens);
-    request.max_new_tokens = run.decode_tokens;
+    request.prompt_ids.assign(first, last);
+    request.forced_tokens.assign(last, last + 1);
+    request.max_new_tokens = 1;
     request.sampling = SamplingOptions{};
     request.policy = dense;
     request.keep_going = calls.keep_going;
-    const auto tell = [&](int64_t tokens) {
-      if (calls.on_progress) calls.on_progress(before + tokens, total);
+    request.on_progress = [&](const Progress& progress) {
+      if (calls.on_progress) calls.on_progress(before + progress.done_tokens, total);
     };
-    request.on_progress = [&](const Progress& progress) { tell(progress.done_tokens); };
-    request.on_logits = [&](std::span<const float>) {
-      tell(run.context_tokens - run.decode_tokens + ++decoded);
-    };
-    // The last token's logits would be those after the window, so it is not fed.
     recorder.begin(run.context_tokens - 1, run.decode_tokens - 1);
     CLO_ASSIGN(const Response response, engine.generate(std::move(request)));
     if (response.error) return *response.error;

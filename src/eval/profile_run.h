@@ -1,6 +1,6 @@
 #pragma once
-// Records a model for a profile: windows of a text, the first part of each as a prompt and the rest
-// fed token by token under dense attention, so that true queries of adjacent steps are seen.
+// Records a model for a profile: windows of a text, each read as a prompt under dense attention,
+// where the queries of adjacent tokens are those that decode steps would have.
 #include <cstdint>
 #include <functional>
 #include <vector>
@@ -12,7 +12,7 @@ namespace clo {
 
 struct ProfileRun {
   int64_t context_tokens = 2048;  // of a window
-  int64_t decode_tokens = 512;    // the last ones of it, fed one by one
+  int64_t decode_tokens = 512;    // the last ones of it, whose queries are kept
   int64_t windows = 8;            // at most; spread evenly over the text, none overlapping
 };
 
@@ -20,14 +20,22 @@ struct ProfileRun {
 // how many tokens it has and how many are needed.
 Result<std::vector<int64_t>> window_starts(int64_t text_tokens, const ProfileRun& run);
 
+// Whether traces of so many windows fit in so many bytes of host memory. Fails: kHostMemory, with
+// what they take and what there is.
+Status check_recording_room(const KvShape& shape, int64_t windows, const ProfileRun& run,
+                            int64_t available_bytes);
+
 struct RecordCalls {
   std::function<void(int64_t tokens_done, int64_t tokens)> on_progress;
   std::function<bool()> keep_going;
 };
 
-// Requires: `recorder` is the engine's observer, which runs nothing else.
-// Fails: as window_starts(), kCancelled, and with the first failed request.
-Result<std::vector<WindowTrace>> record_windows(Engine& engine, TraceRecorder& recorder,
+// f32 keys and queries of all windows are held in host memory: WindowTrace::bytes of each.
+// Requires: `recorder` (kPrefill) is the observer of the engine, which runs nothing else and keeps
+// no prefixes. Fails: as window_starts(), kHostMemory before anything is recorded, kCancelled, and
+// with the first failed request.
+Result<std::vector<WindowTrace>> record_windows(Engine& engine, const KvShape& shape,
+                                                TraceRecorder& recorder,
                                                 const std::vector<int32_t>& ids,
                                                 const ProfileRun& run, const RecordCalls& calls);
 

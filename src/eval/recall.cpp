@@ -31,7 +31,7 @@ Result<Run> ask(Engine& engine, const std::string& prompt, const PolicyOptions& 
     request.max_new_tokens = std::ssize(forced);
     request.forced_tokens = std::move(forced);
   }
-  request.measure_mass = policy.select != Select::kNone && engine.can_measure_mass();
+  request.measure_mass = policy.select != Select::kNone;
   request.on_logits = [&](std::span<const float> row) {
     run.logits.emplace_back(row.begin(), row.end());
   };

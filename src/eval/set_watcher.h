@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "attention/decode_observer.h"
+#include "attention/attention_observer.h"
 
 namespace clo {
 
@@ -39,13 +39,15 @@ struct TokenWeight {
 int64_t count_modes(std::span<const TokenWeight> tokens);
 
 // Requires: an engine that runs one request at a time, on the CPU backend.
-class SetWatcher final : public DecodeObserver {
+class SetWatcher final : public AttentionObserver {
  public:
   // A request begins: its first step has none before it.
   void begin() { last_.clear(); }
   // What was seen since the last take().
   SetFigures take() { return std::exchange(figures_, {}); }
 
+  bool watches_decode() const override { return true; }
+  void on_prefill(const KvShape&, int32_t, const PrefillRows&) override {}
   void on_decode(const KvShape& shape, int32_t layer, std::span<const HeadTask> tasks) override;
 
  private:

@@ -51,7 +51,7 @@ class ItemRun {
     if (!material.empty()) {
       CLO_ASSIGN(const auto gold, prompts_.token_ranges(request, material, item_.gold));
       gold_tokens_ = count(gold);
-      if (engine_.can_measure_mass()) request.watched_ranges = gold;
+      if (engine_.can_watch_rows()) request.watched_ranges = gold;
       CLO_ASSIGN(request.masked_ranges,
                  prompts_.token_ranges(request, material, item_.masked, PromptMaker::Edges::kOut));
       if (request.masked_ranges.size() != item_.masked.size()) {
@@ -64,7 +64,7 @@ class ItemRun {
       }
       masked_tokens_ = count(request.masked_ranges);
     }
-    request.measure_mass = engine_.can_measure_mass();
+    request.measure_mass = true;
     if (watcher_ != nullptr) watcher_->begin();
     CLO_ASSIGN(const Response response, engine_.generate(std::move(request)));
     if (response.error) return *response.error;

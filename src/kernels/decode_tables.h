@@ -32,6 +32,15 @@ inline constexpr int kSkinnyRows = 16;  // most rows that the weight-streaming p
 enum class SelectRule : uint8_t { kNone, kHash, kExact, kRandom };
 enum class PredictRule : uint8_t { kNone, kPreviousLayer, kPreviousStep };
 
+// Heads whose attention mass a step samples: none, kMassLooks of them, or every head (measurement).
+enum class MassLooks : uint8_t { kNone, kSome, kAll };
+
+// The dial's set size, as a multiple of the policy's, of sets for contexts from one on.
+struct SetScale {
+  int64_t from_context = 0;
+  double scale = 1;
+};
+
 // A sequence's policy, as numbers. Mirrors PolicyOptions (clo/policy.h).
 struct SequenceRules {
   double kv_ratio = 0.1;
@@ -46,6 +55,12 @@ struct SequenceRules {
   bool correct = false;        // the true query may refute a predicted set
   bool fetch_whole = false;    // a miss brings the whole set, not the difference
   bool aggregate_all = false;  // every query head must pass its own threshold
+  MassLooks looks = MassLooks::kNone;
+  // With a quality to hold. The host writes the older of the two while refreshes run beside the
+  // steps: none of them is for a context that it is for.
+  bool has_dial = false;
+  SetScale set_scales[2];
+  double largest_scale = 1;  // so far: of any set that a head may hold
   // HitTest::kDrift: nats that a typical key's score may have moved, of a decision that stands and
   // of one made ahead. 0: no such test.
   float drift_limit = 0, drift_limit_ahead = 0;
@@ -97,6 +112,8 @@ struct DeviceCounters {
   unsigned long long rows_requested, rows_fetched, rows_saved_by_delta, rows_saved_by_hits;
   unsigned long long rows_attended, full_rows_attended, rows_in_context;
   unsigned long long oracle_rows;
+  unsigned long long mass_samples;  // query heads of MassLooks::kAll, and their mass kept
+  double mass_kept;
   unsigned long long wait_ns;   // layers waiting for a pending head, summed over heads
   unsigned long long fetch_ns;  // refresh clusters copying rows, summed
 };
@@ -144,6 +161,14 @@ enum Decided : uint32_t {
 struct StepResult {
   int32_t token = 0;   // sampled id
   int32_t finite = 1;  // 0: a logit of this row was not finite
+};
+
+// What a look at one head's attention found.
+struct MassSample {
+  int32_t head = -1;  // layer * num_kv_heads + kv_head; -1: nothing was to be seen
+  int32_t fresh = 0;  // the set was chosen for this step
+  float kept = 0;  // share of the mass on the rows attended, mean over the query heads; may be NaN
+  int32_t padding = 0;
 };
 
 // Everything a decode kernel may need; passed by value.

@@ -3,9 +3,12 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <iterator>
+#include <memory>
 #include <numeric>
 
 #include "base/check.h"
+#include "base/try.h"
 #include "select/hash_signs.h"
 #include "select/set_rule.h"
 
@@ -70,7 +73,14 @@ class HeadMeasurement {
 
   void measure_queries(std::span<const float> inverse_frequencies);
   void measure_reuse();
-  void train(const HashSigns& signs, const std::function<bool()>& keep_going);
+  // The random projection, from which training sets out, and the samples it is given.
+  void begin_training(const HashSigns& signs);
+  TrainingHead training_head() const { return {samples_.train, random_}; }
+  const HeadShape& head_shape() const { return head_; }
+  // Trains on this thread.
+  std::vector<float> train(const std::function<bool()>& keep_going) const;
+  // Recall of the random projection and of `trained`, and which of them is kept.
+  void judge(std::vector<float> trained);
 
  private:
   const KvShape& shape_;
@@ -81,6 +91,8 @@ class HeadMeasurement {
   Profile& profile_;
   std::vector<HeadWindow> windows_;
   std::vector<HeadAttention> attention_;
+  SampleSplit samples_;        // of training
+  std::vector<float> random_;  // [head_dim, bits]
 };
 
 void HeadMeasurement::measure_queries(std::span<const float> inverse_frequencies) {
@@ -137,21 +149,27 @@ void HeadMeasurement::measure_reuse() {
   }
 }
 
-void HeadMeasurement::train(const HashSigns& signs, const std::function<bool()>& keep_going) {
+void HeadMeasurement::begin_training(const HashSigns& signs) {
+  samples_ = split_samples(windows_, attention_);
+  random_ = projection_matrix(signs.params(layer_, kv_head_));
+}
+
+std::vector<float> HeadMeasurement::train(const std::function<bool()>& keep_going) const {
   HashTraining training = *options_.training;
   training.keep_going = keep_going;
-  const int32_t bits = training.bits;
-  const SampleSplit samples = split_samples(windows_, attention_);
-  std::vector<float> random = projection_matrix(signs.params(layer_, kv_head_));
-  std::vector<float> trained = train_hash(head_, samples.train, options_.policy, random, training);
-  const std::span<const HeadSample> held_out = samples.held_out;
+  return train_hash(head_, samples_.train, options_.policy, random_, training);
+}
+
+void HeadMeasurement::judge(std::vector<float> trained) {
+  const int32_t bits = options_.training->bits;
+  const std::span<const HeadSample> held_out = samples_.held_out;
   const Recall products = product_recall(head_, held_out, options_.policy);
-  const Recall before = hash_recall(head_, held_out, options_.policy, random, bits);
+  const Recall before = hash_recall(head_, held_out, options_.policy, random_, bits);
   Recall after = hash_recall(head_, held_out, options_.policy, trained, bits);
   // A head that training does not help keeps the codes it has without a profile.
   if (!(after.tokens > before.tokens)) {
     after = before;
-    trained = std::move(random);
+    trained = std::move(random_);
   }
   HeadStatistics& s = profile_.statistics;
   s.recall_products[index_] = static_cast<float>(products.tokens);
@@ -184,35 +202,129 @@ SampleSplit split_samples(std::span<const HeadWindow> windows,
   return split;
 }
 
+namespace {
+
+// Heads of a model, one by one or in groups.
+class HeadsMeasurement {
+ public:
+  HeadsMeasurement(const KvShape& shape, const RopeConfig& rope,
+                   std::span<const WindowTrace> traces, const MeasureOptions& options,
+                   ThreadPool& pool, const MeasureCalls& calls)
+      : shape_(shape),
+        traces_(traces),
+        options_(options),
+        pool_(pool),
+        calls_(calls),
+        frequencies_(rope_inverse_frequencies(rope, shape.head_dim)),
+        heads_(int64_t{shape.num_layers} * shape.num_kv_heads) {
+    make_room(profile_, shape, options);
+    KvShape hashed = shape;
+    hashed.code_bits = options.training ? options.training->bits : 0;
+    signs_ = std::make_unique<HashSigns>(hashed, kHashSeed);
+  }
+
+  // Each head is measured and trained on one thread.
+  void run_heads();
+  // Groups of heads are measured, trained on the device and judged together.
+  Status run_groups(DeviceTraining& device);
+
+  bool stopped() const { return stopped_; }
+  Profile take() { return std::move(profile_); }
+
+ private:
+  std::unique_ptr<HeadMeasurement> measure(int64_t head);
+  bool keep_going() {
+    if (!stopped_ && calls_.keep_going && !calls_.keep_going()) stopped_ = true;
+    return !stopped_;
+  }
+
+  const KvShape& shape_;
+  std::span<const WindowTrace> traces_;
+  const MeasureOptions& options_;
+  ThreadPool& pool_;
+  const MeasureCalls& calls_;
+  std::vector<float> frequencies_;
+  int64_t heads_;
+  std::unique_ptr<HashSigns> signs_;
+  Profile profile_;
+  std::atomic<bool> stopped_{false};
+};
+
+std::unique_ptr<HeadMeasurement> HeadsMeasurement::measure(int64_t head) {
+  auto one = std::make_unique<HeadMeasurement>(
+      shape_, traces_, options_, static_cast<int32_t>(head / shape_.num_kv_heads),
+      static_cast<int32_t>(head % shape_.num_kv_heads), profile_);
+  one->measure_queries(frequencies_);
+  one->measure_reuse();
+  if (options_.training) one->begin_training(*signs_);
+  return one;
+}
+
+void HeadsMeasurement::run_heads() {
+  std::atomic<int64_t> done{0};
+  pool_.run(heads_, [&](int64_t head, int thread) {
+    if (!keep_going()) return;
+    const std::unique_ptr<HeadMeasurement> one = measure(head);
+    if (options_.training) one->judge(one->train(calls_.keep_going));
+    (void)keep_going();
+    const int64_t now = ++done;
+    if (thread == 0 && calls_.on_progress) calls_.on_progress(now, heads_);
+  });
+}
+
+Status HeadsMeasurement::run_groups(DeviceTraining& device) {
+  HashTraining training = *options_.training;
+  training.keep_going = calls_.keep_going;
+  // What is kept of measured heads is bounded by the group, and a group keeps all threads busy.
+  int64_t size = std::max<int64_t>(64, pool_.num_threads());
+  for (int64_t first = 0; first < heads_;) {
+    size = std::min(size, heads_ - first);
+    std::vector<std::unique_ptr<HeadMeasurement>> group(static_cast<size_t>(size));
+    pool_.run(size, [&](int64_t i, int) {
+      if (keep_going()) group[static_cast<size_t>(i)] = measure(first + i);
+    });
+    if (stopped_) return Ok{};
+    const HeadShape head_shape = group[0]->head_shape();
+    CLO_ASSIGN(const int64_t fit,
+               device.heads_at_once(head_shape, group[0]->training_head().samples, options_.policy,
+                                    training.bits));
+    std::vector<std::vector<float>> trained;
+    for (int64_t from = 0; from < size; from += fit) {
+      std::vector<TrainingHead> heads;
+      for (int64_t i = from; i < std::min(from + fit, size); ++i) {
+        heads.push_back(group[static_cast<size_t>(i)]->training_head());
+      }
+      CLO_ASSIGN(std::vector<std::vector<float>> some,
+                 device.train(head_shape, heads, options_.policy, training, pool_));
+      std::move(some.begin(), some.end(), std::back_inserter(trained));
+      if (!keep_going()) return Ok{};
+    }
+    pool_.run(size, [&](int64_t i, int) {
+      if (!keep_going()) return;
+      group[static_cast<size_t>(i)]->judge(std::move(trained[static_cast<size_t>(i)]));
+    });
+    first += size;
+    if (calls_.on_progress) calls_.on_progress(first, heads_);
+  }
+  return Ok{};
+}
+
+}  // namespace
+
 Result<Profile> measure_heads(const KvShape& shape, const RopeConfig& rope,
                               std::span<const WindowTrace> traces, const MeasureOptions& options,
                               ThreadPool& pool, const MeasureCalls& calls) {
   CLO_CHECK(!traces.empty());
-  Profile profile;
-  make_room(profile, shape, options);
-  KvShape hashed = shape;
-  hashed.code_bits = options.training ? options.training->bits : 0;
-  const HashSigns signs(hashed, kHashSeed);
-  const std::vector<float> frequencies = rope_inverse_frequencies(rope, shape.head_dim);
-  const int64_t heads = int64_t{shape.num_layers} * shape.num_kv_heads;
-  std::atomic<int64_t> done{0};
-  std::atomic<bool> stopped{false};
-  pool.run(heads, [&](int64_t head, int thread) {
-    if (stopped || (calls.keep_going && !calls.keep_going())) {
-      stopped = true;
-      return;
-    }
-    HeadMeasurement one(shape, traces, options, static_cast<int32_t>(head / shape.num_kv_heads),
-                        static_cast<int32_t>(head % shape.num_kv_heads), profile);
-    one.measure_queries(frequencies);
-    one.measure_reuse();
-    if (options.training) one.train(signs, calls.keep_going);
-    if (calls.keep_going && !calls.keep_going()) stopped = true;
-    const int64_t now = ++done;
-    if (thread == 0 && calls.on_progress) calls.on_progress(now, heads);
-  });
+  HeadsMeasurement all(shape, rope, traces, options, pool, calls);
+  if (options.device != nullptr) {
+    CLO_CHECK(options.training && options.training->recipe == HashRecipe::kBoundary);
+    CLO_TRY(all.run_groups(*options.device));
+  } else {
+    all.run_heads();
+  }
+  if (all.stopped()) return Error{ErrorCode::kCancelled, "stopped: no profile was made", ""};
+  Profile profile = all.take();
   if (options.importance == Importance::kNone) profile.heads.importance.clear();
-  if (stopped) return Error{ErrorCode::kCancelled, "stopped: no profile was made", ""};
   return profile;
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 // From traces to a profile: every KV head's statistics and, where wanted, its trained projection.
-// Heads are worked on side by side; each needs nothing of another.
+// Heads are worked on side by side, by threads or, for training, on a device; each needs nothing of
+// another.
 #include <functional>
 #include <optional>
 #include <span>
@@ -8,6 +9,7 @@
 #include "base/thread_pool.h"
 #include "clo/result.h"
 #include "io/rope.h"
+#include "profile/device_training.h"
 #include "profile/profile.h"
 #include "profile/trace.h"
 #include "profile/train_hash.h"
@@ -21,6 +23,7 @@ enum class Importance : uint8_t { kMass, kGates, kNone };
 struct MeasureOptions {
   PolicyOptions policy;                  // sink, recent, aggregation, eta, exponent, label age
   std::optional<HashTraining> training;  // absent: no hash weights
+  DeviceTraining* device = nullptr;      // trains there, recipe kBoundary alone; null: on the CPU
   Importance importance = Importance::kMass;
   std::vector<float> gates;  // [num_layers, num_kv_heads] of kGates
 };
@@ -40,7 +43,7 @@ SampleSplit split_samples(std::span<const HeadWindow> windows,
                           std::span<const HeadAttention> attention);
 
 // Requires: traces of `shape`, at least one; where hashes are trained, with 16 candidates each.
-// Fails: kCancelled.
+// Fails: kCancelled; with a device also as DeviceTraining.
 Result<Profile> measure_heads(const KvShape& shape, const RopeConfig& rope,
                               std::span<const WindowTrace> traces, const MeasureOptions& options,
                               ThreadPool& pool, const MeasureCalls& calls);

@@ -69,21 +69,47 @@ void TraceRecorder::begin(int64_t num_tokens, int64_t num_steps) {
   num_tokens_ = num_tokens;
   num_steps_ = num_steps;
   started_ = false;
-  calls_ = 0;
+  seen_ = 0;
+}
+
+void TraceRecorder::start(const KvShape& shape) {
+  if (started_) return;
+  trace_ = WindowTrace(shape, num_tokens_, num_steps_);
+  num_layers_ = shape.num_layers;
+  started_ = true;
+}
+
+void TraceRecorder::on_prefill(const KvShape& shape, int32_t layer, const PrefillRows& rows) {
+  if (source_ != Source::kPrefill) return;
+  start(shape);
+  const int64_t count = std::min(rows.num_tokens, num_tokens_ - rows.first_token);
+  const int64_t first_query = num_tokens_ - num_steps_;
+  const int64_t query_bytes = shape.head_dim * dtype_bytes(rows.query_type);
+  for (int32_t head = 0; head < shape.num_kv_heads; ++head) {
+    for (int64_t t = 0; t < count; ++t) {
+      convert_to_f32(shape.type, rows.keys + head * rows.key_head_bytes + t * rows.key_token_bytes,
+                     trace_.key(layer, head, rows.first_token + t).data(), shape.head_dim);
+    }
+  }
+  for (int32_t head = 0; head < shape.num_q_heads; ++head) {
+    for (int64_t t = std::max<int64_t>(0, first_query - rows.first_token); t < count; ++t) {
+      convert_to_f32(
+          rows.query_type, rows.queries + t * rows.query_token_bytes + head * query_bytes,
+          trace_.query(layer, head, rows.first_token + t - first_query).data(), shape.head_dim);
+    }
+  }
+  seen_ += std::max<int64_t>(count, 0);
 }
 
 void TraceRecorder::on_decode(const KvShape& shape, int32_t layer,
                               std::span<const HeadTask> tasks) {
+  CLO_CHECK(source_ == Source::kDecode);
   CLO_CHECK(std::ssize(tasks) == shape.num_kv_heads, tasks.size());
   const int64_t context = tasks[0].context_tokens;
   const int64_t step = context - (num_tokens_ - num_steps_ + 1);
   if (step < 0 || step >= num_steps_) return;
-  if (!started_) {
-    trace_ = WindowTrace(shape, num_tokens_, num_steps_);
-    num_layers_ = shape.num_layers;
-    started_ = true;
-  }
-  ++calls_;
+  start(shape);
+  ++seen_;
   const int32_t group = shape.group_size();
   for (const HeadTask& task : tasks) {
     for (int32_t g = 0; g < group; ++g) {
@@ -97,7 +123,8 @@ void TraceRecorder::on_decode(const KvShape& shape, int32_t layer,
 }
 
 WindowTrace TraceRecorder::take() {
-  CLO_CHECK(calls_ == num_layers_ * num_steps_ && calls_ > 0, calls_, num_steps_);
+  const int64_t of_layer = source_ == Source::kPrefill ? num_tokens_ : num_steps_;
+  CLO_CHECK(started_ && seen_ == num_layers_ * of_layer, seen_, num_layers_, of_layer);
   return std::move(trace_);
 }
 

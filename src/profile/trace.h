@@ -1,12 +1,14 @@
 #pragma once
-// What is recorded of a model for a profile: the queries of the last tokens of a window of text,
-// fed one by one, and the keys of all its tokens. Keys and queries are f32 and after the rotary
+// What is recorded of a model for a profile: the queries of the last tokens of a window of text and
+// the keys of all its tokens. Under dense attention a token's query is the same whether it is read
+// as part of a prompt or fed alone, so the queries of adjacent tokens are those of adjacent decode
+// steps. Keys and queries are f32 and after the rotary
 // embedding, as attention sees them.
 #include <cstdint>
 #include <span>
 #include <vector>
 
-#include "attention/decode_observer.h"
+#include "attention/attention_observer.h"
 
 namespace clo {
 
@@ -24,7 +26,7 @@ struct HeadWindow {
 class WindowTrace {
  public:
   WindowTrace() = default;
-  // Room for `num_steps` decode steps that end at `num_tokens` tokens.
+  // Room for `num_steps` steps, of which the last has `num_tokens` tokens in context.
   WindowTrace(const KvShape& shape, int64_t num_tokens, int64_t num_steps);
 
   int64_t num_tokens() const { return num_tokens_; }
@@ -41,19 +43,31 @@ class WindowTrace {
   std::vector<float> queries_;  // [num_layers, num_q_heads, num_steps, head_dim]
 };
 
-// Fills one trace after another from an engine that runs one sequence at a time.
-class TraceRecorder : public DecodeObserver {
+// Fills one trace after another from an engine that runs one sequence at a time and keeps no
+// prefixes.
+class TraceRecorder : public AttentionObserver {
  public:
-  // The next `num_steps` decode steps are recorded; the last of them has `num_tokens` in context.
+  // kPrefill: all tokens are read as a prompt, on any backend; keys are those of full rows.
+  // kDecode: the steps are decode steps of any policy, on the CPU backend; keys are those that are
+  // stored, which differ from full rows' where rows are compressed.
+  enum class Source : uint8_t { kPrefill, kDecode };
+  explicit TraceRecorder(Source source = Source::kPrefill) : source_(source) {}
+
+  // `num_steps` steps are recorded; the last of them has `num_tokens` in context.
   void begin(int64_t num_tokens, int64_t num_steps);
+  bool watches_decode() const override { return source_ == Source::kDecode; }
+  void on_prefill(const KvShape& shape, int32_t layer, const PrefillRows& rows) override;
   void on_decode(const KvShape& shape, int32_t layer, std::span<const HeadTask> tasks) override;
   // Requires: every step has been seen.
   WindowTrace take();
 
  private:
+  void start(const KvShape& shape);
+
+  Source source_;
   int64_t num_tokens_ = 0, num_steps_ = 0;
   bool started_ = false;
-  int64_t calls_ = 0;  // of on_decode: layers x steps
+  int64_t seen_ = 0;  // layers x tokens of kPrefill, layers x steps of kDecode
   int32_t num_layers_ = 0;
   WindowTrace trace_;
 };

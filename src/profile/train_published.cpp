@@ -109,7 +109,8 @@ void PublishedLoss::side_slope(std::vector<float>& codes, int64_t count,
   for (int64_t b = 0; b < bits_; ++b) {
     for (int64_t i = 0; i < count; ++i) {
       float& h = codes[b * count + i];
-      h = (scale_ * (sums[i] * h - pulled_[b * count + i]) + balance[b]) * slope(h) * kSharpness;
+      h = (scale_ * (sums[i] * h - pulled_[b * count + i]) + balance[b]) * relaxed_slope(h) *
+          kSharpness;
     }
   }
 }

@@ -1,11 +1,11 @@
 #pragma once
 // What both recipes of trained projections use. Inside this room only.
-#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <vector>
 
 #include "base/split_mix.h"
+#include "ops/hash_loss.h"
 
 namespace clo::training {
 
@@ -27,19 +27,12 @@ class Random {
   uint64_t state_;
 };
 
-// The relaxed sign of factor x, in place, and its slope by factor x from its value. It is tanh by a
-// rational function that meets +-1 with slope 0 at 3, within 0.025 of it: what a compiler makes a
-// vector loop of. 2 sigmoid(2x) - 1 is tanh(x).
+// The relaxed sign of factor x, in place. 2 sigmoid(2x) - 1 is tanh(x).
 inline void relax(std::vector<float>& x, float factor) {
-  for (float& value : x) {
-    const float c = std::min(std::max(factor * value, -3.0f), 3.0f);
-    const float square = c * c;
-    value = c * (27 + square) / (27 + 9 * square);
-  }
+  for (float& value : x) value = relaxed_sign(factor * value);
 }
-inline float slope(float relaxed) { return 1 - relaxed * relaxed; }
 
-inline constexpr int64_t kQueries = 16;     // steps of a batch; products want multiples of 16
-inline constexpr int64_t kMostKeys = 1008;  // of a batch; rows of 4,032 bytes do not alias
+inline constexpr int64_t kQueries = kBatchQueries;
+inline constexpr int64_t kMostKeys = kMostBatchKeys;
 
 }  // namespace clo::training

@@ -8,8 +8,13 @@ namespace clo {
 namespace {
 
 // A knob moves by the root of the ratio of allowed to measured loss (which falls about as fast as
-// a knob's square, or slower), and by a quarter at most: a window of samples is a rough measure.
-double step(double ratio) { return std::clamp(std::sqrt(ratio), 0.8, 1.25); }
+// a knob's square, or slower), and no further than by the factor `widest`.
+double step(double ratio, double widest) {
+  return std::clamp(std::sqrt(ratio), 1 / widest, widest);
+}
+
+// A window of samples is a rough measure; a look at every head a good one.
+constexpr double kWidestTurn = 1.25, kWidestStart = 2;
 
 }  // namespace
 
@@ -20,17 +25,20 @@ void Dial::add(double kept, bool fresh) {
   square_sum_ += kept * kept;
   ++(fresh ? fresh_ : kept_);
   (fresh ? fresh_loss_ : kept_loss_) += 1 - kept;
-  if (fresh_ + kept_ >= kWindow) turn();
+  if (fresh_ + kept_ >= kWindow) turn(kWidestTurn);
 }
 
 void Dial::add_first(double kept) {
   if (!std::isfinite(kept)) return;
   ++fresh_;
   fresh_loss_ += 1 - kept;
-  if (fresh_ + kept_ >= kWindow) turn();
 }
 
-void Dial::turn() {
+void Dial::start() {
+  if (fresh_ > 0) turn(kWidestStart);
+}
+
+void Dial::turn(double widest) {
   const double allowed = 1 - quality_;
   const double all = static_cast<double>(fresh_ + kept_);
   const double kept_share = static_cast<double>(kept_) / all;
@@ -51,11 +59,11 @@ void Dial::turn() {
   if (sets_at_end) stale_allowed = rest(fresh_loss);
   constexpr double kNoLoss = 1e-9;
   setting_.set_scale =
-      std::clamp(setting_.set_scale * step(std::max(fresh_loss, kNoLoss) / fresh_allowed),
+      std::clamp(setting_.set_scale * step(std::max(fresh_loss, kNoLoss) / fresh_allowed, widest),
                  kLeastSetScale, most_set_scale_);
   if (kept_ > 0) {
     setting_.angle =
-        std::clamp(setting_.angle * step(stale_allowed / std::max(stale_loss, kNoLoss)),
+        std::clamp(setting_.angle * step(stale_allowed / std::max(stale_loss, kNoLoss), widest),
                    kLeastAngle, kMostAngle);
   }
   fresh_ = kept_ = 0;

@@ -41,16 +41,17 @@ class Dial {
   // One head in one decode step: mass kept, the mean over its query heads, in [0, 1]. `fresh`: the
   // set was chosen in this step. A value that is not finite is left out.
   void add(double kept, bool fresh);
-  // The same of the sets chosen at the end of a prompt: they set the dial, but are no decode step
-  // and no part of the estimate.
+  // The same of the sets chosen at the end of a prompt: they are no decode step and no part of the
+  // estimate, but every head is seen, so that one turn by all of them, start(), may be a wide one.
   void add_first(double kept);
+  void start();
 
   double quality() const { return quality_; }
   const DialSetting& setting() const { return setting_; }
   MassEstimate estimate() const;
 
  private:
-  void turn();
+  void turn(double widest);
 
   double quality_, most_set_scale_;
   DialSetting setting_;

@@ -19,6 +19,11 @@ int64_t set_size(const PolicyOptions& policy, int64_t context_tokens) {
   return std::max<int64_t>(256, round_up(share, 64));
 }
 
+int64_t scaled_set_size(int64_t set_tokens, double scale) {
+  const auto scaled = static_cast<int64_t>(scale * static_cast<double>(set_tokens));
+  return std::max<int64_t>(64, round_up(scaled, 64));
+}
+
 int32_t slot_capacity(const PolicyOptions& policy, int64_t max_context_tokens) {
   const int64_t most = candidates(policy, max_context_tokens).size();
   const auto largest =

@@ -23,6 +23,9 @@ int64_t set_size(const PolicyOptions& policy, int64_t context_tokens);
 // With a quality to hold, the dial may make sets so many times larger than set_size() says.
 inline constexpr double kMostSetScale = 2;
 
+// A set size of the dial: a multiple of 64 tokens, no less than one.
+int64_t scaled_set_size(int64_t set_tokens, double scale);
+
 // Slots a head needs for its largest set in a context that grows to `max_context_tokens`.
 int32_t slot_capacity(const PolicyOptions& policy, int64_t max_context_tokens);
 

@@ -1,4 +1,6 @@
 """The program on a GPU; skipped, by name, where there is none."""
+import json
+
 import program
 from program import Case, FACTS, document, question
 
@@ -28,6 +30,25 @@ class Gpu(Case):
         for answer, value in zip(self.answers("--persistent-heads", "0"), FACTS.values()):
             self.assertIn(value, answer["text"])
             self.assertGreater(answer["report"]["total"]["rows_fetched"], 0)
+
+    def test_profiles_are_recorded_and_trained_on_it(self):
+        self.write("text.txt", document(lines=70))
+        args = ["profile", "-m", self.recall, "--text", "text.txt", "--context", "384", "--decode",
+                "64", "--windows", "2", "--iterations", "40", "--quiet", "-o"]
+        answer = self.succeeds(*args, "gpu.profile", "--json", "gpu.jsonl", env=self.env)
+        self.assertIn("recorded on the GPU", answer.out)
+        self.assertNotIn("trained on the CPU", answer.out)
+        self.succeeds(*args, "cpu.profile", "--json", "cpu.jsonl", "--backend", "cpu", env=self.env)
+        gpu, cpu = ([json.loads(line) for line in open(self.path(name))]
+                    for name in ("gpu.jsonl", "cpu.jsonl"))
+        for figure in ("recall_random", "recall_trained", "recall_products", "set_overlap",
+                       "mass_outside"):
+            self.assertAlmostEqual(gpu[1][figure], cpu[1][figure], delta=0.03, msg=figure)
+        self.succeeds("run", "-m", self.recall, "--profile", self.path("gpu.profile"), "-p", "hello",
+                      "--max-new-tokens", "2", env=self.env)
+        answer = self.succeeds(*args, "p.profile", "--recipe", "published", "--backend", "cuda",
+                               env=self.env)
+        self.assertIn("trained on the CPU (the published recipe has no other trainer)", answer.out)
 
     def test_no_device_is_said(self):
         message = self.refused(5, ["--backend cpu"], "run", "-m", self.recall, "-p", "hello",

@@ -387,6 +387,22 @@ class Bench(Case):
         self.assertLess(points[1]["report"]["share_attended"], 1)
         self.assertEqual(len(re.findall(r"^ +1024 ", answer.out, re.M)), 4)
 
+    def test_training_of_a_shape(self):
+        args = ["bench", "train", "--layers", "1", "--context", "768", "--decode", "64", "--windows",
+                "3", "--iterations", "60", "--bits", "64,128", "--backend", "cpu"]
+        answer = self.succeeds(*args, "-o", "out.jsonl")
+        self.assertIn("training on the CPU", answer.out)
+        with open(self.path("out.jsonl")) as file:
+            head, *points = [json.loads(line) for line in file]
+        self.assertEqual((head["heads"], head["iterations"], head["device"]), (8, 60, "the CPU"))
+        self.assertEqual([point["bits"] for point in points], [64, 128])
+        for point in points:
+            self.assertGreater(point["recall_trained"], point["recall_random"] + 0.02)
+            self.assertEqual(len(point["first_heads"]), 4)
+        self.refused(2, ["--bits", "64, 128 or 256"], *args[:-4], "--bits", "96")
+        self.refused(2, ["--cpu-layers", "0 to 1"], *args, "--cpu-layers", "2")
+        self.refused(5, ["--backend cpu"], *args[:-1], "cuda")
+
     def test_sets_that_cover_everything_fit(self):
         model = self.copy("recall")
         edit_json(model, "config.json", lambda c: c.update(max_position_embeddings=1024))

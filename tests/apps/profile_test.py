@@ -33,6 +33,8 @@ class Profile(Case):
                                *SMALL, "-o", "heads.profile", "--json", "figures.jsonl", "--plan",
                                "--budget", "1GiB")
         self.assertEqual(answer.err, "")
+        self.assertIn("recorded on the CPU", answer.out)
+        self.assertIn("hashes were trained on the CPU", answer.out)
         self.assertIn("nothing: every head is on the device", answer.out)
         header, _ = read_tensors(self.path("heads.profile"))
         facts = header["__metadata__"]
@@ -145,6 +147,7 @@ class Profile(Case):
                 (3, ["expected at least 2048 tokens", "found 0"], ["--text", "empty.txt", *out]),
                 (3, ["--context", "expected at least 384"],
                  ["--text", "short.txt", "--context", "384", *out]),
+                (5, ["--backend cpu"], ["--text", "short.txt", "--backend", "cuda", *out]),
                 (3, ["nowhere.txt", "cannot be read"], ["--text", "nowhere.txt", *out]),
                 (3, ["no/folder", "cannot be written"], [*text, "-o", "no/folder"]),
                 (3, ["no/folder", "cannot be written"], [*text, *out, "--json", "no/folder"]),

@@ -1,6 +1,8 @@
 // What the host works out for the kernels; needs no device.
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "cuda/buffers.h"
 #include "cuda/slot_table.h"
 #include "model/shapes.h"
@@ -39,6 +41,26 @@ TEST(HeadRule, SaysWhatTheReuseRuleSays) {
     EXPECT_EQ(corrected.ahead.mean, ahead_threshold(rule.at_once.mean, policy.prefetch_margin));
     EXPECT_GT(corrected.ahead.mean, rule.ahead.mean);
     EXPECT_GT(corrected.ahead.query[1], rule.ahead.query[1]);
+  }
+}
+
+// Half the angle is what a dial at one half leaves of every threshold.
+TEST(HeadRule, FollowsTheDial) {
+  const std::vector<float> importance = {0.2f, 0.9f, 0.5f};
+  PolicyOptions policy;
+  policy.correction = Correction::kTrueQuery;
+  for (const Aggregate aggregate : {Aggregate::kMean, Aggregate::kWeighted, Aggregate::kAll}) {
+    policy.aggregate = aggregate;
+    const kernels::HeadRule whole = head_rule(policy, importance, 1);
+    const kernels::HeadRule half = head_rule(policy, importance, 0.5);
+    const auto halved = [](double tau) { return std::cos(std::acos(tau) / 2); };
+    EXPECT_NEAR(half.at_once.mean, halved(whole.at_once.mean), 1e-12);
+    EXPECT_NEAR(half.ahead.mean, halved(whole.ahead.mean), 1e-12);
+    for (size_t j = 0; j < importance.size(); ++j) {
+      EXPECT_NEAR(half.at_once.query[j], halved(whole.at_once.query[j]), 1e-12);
+      EXPECT_NEAR(half.ahead.query[j], halved(whole.ahead.query[j]), 1e-12);
+      EXPECT_EQ(half.weight[j], whole.weight[j]);
+    }
   }
 }
 

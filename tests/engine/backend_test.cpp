@@ -46,14 +46,12 @@ TEST(ForBackend, LeavesWhatWasAskedFor) {
 }
 
 TEST(CheckBackendHas, RefusesWhatTheCpuAloneHasByName) {
-  Request plain, mass, watched, masked;
-  mass.measure_mass = true;
+  Request plain, watched, masked;
   watched.watched_ranges = {{0, 1}};
   masked.masked_ranges = {{0, 1}};
   EXPECT_TRUE(check_backend_has(plain, Backend::kCuda));
-  for (const auto& [request, field] : {std::pair{&mass, "measure_mass"},
-                                       {&watched, "watched_ranges"},
-                                       {&masked, "masked_ranges"}}) {
+  for (const auto& [request, field] :
+       {std::pair{&watched, "watched_ranges"}, {&masked, "masked_ranges"}}) {
     EXPECT_TRUE(check_backend_has(*request, Backend::kCpu)) << field;
     const Status refused = check_backend_has(*request, Backend::kCuda);
     ASSERT_FALSE(refused) << field;

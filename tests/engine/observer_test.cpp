@@ -1,5 +1,7 @@
-// What an observer of decode attention sees: the same queries and keys wherever rows live, and the
-// queries that the engine itself compares.
+// What an observer of attention sees: the same queries and keys wherever rows live, whether tokens
+// are fed one by one or read as a prompt, and the queries that the engine itself compares.
+#include <cmath>
+
 #include "engine/loaded_engine.h"
 #include "profile/head_statistics.h"
 #include "profile/trace.h"
@@ -11,7 +13,7 @@ constexpr int64_t kPrompt = 300, kForced = 41, kSteps = kForced - 1;
 
 class Observer : public testing::Test {
  protected:
-  TraceRecorder recorder_;
+  TraceRecorder recorder_{TraceRecorder::Source::kDecode};
   Report report_;
 
   WindowTrace record(const PolicyOptions& policy, KvType type) {
@@ -31,6 +33,23 @@ class Observer : public testing::Test {
     recorder_.begin(kPrompt + kSteps, kSteps);
     report_ = answer_of(*engine, std::move(request)).report;
     return recorder_.take();
+  }
+  // All tokens as a prompt.
+  WindowTrace record_prompt(KvType type, int32_t chunk) {
+    TraceRecorder recorder;
+    EngineOptions options = tiny_options("recall-7m");
+    options.backend = Backend::kCpu;
+    options.kv_type = type;
+    options.observer = &recorder;
+    options.max_context_tokens = 512;
+    options.prefill_chunk = chunk;
+    options.policy = *preset("dense");
+    const std::unique_ptr<Engine> engine = load_engine(options);
+    const auto ids = random_ids(kPrompt + kForced, engine->vocab_size(), 3);
+    Request request = ids_request({ids.begin(), ids.end() - 1}, 1, options.policy);
+    recorder.begin(kPrompt + kSteps, kSteps);
+    (void)answer_of(*engine, std::move(request));
+    return recorder.take();
   }
   static PolicyOptions everything_offloaded() {
     PolicyOptions policy = evictable("default");
@@ -54,6 +73,48 @@ TEST_F(Observer, SeesTheSameOfResidentAndOfOffloadedHeads) {
       for (size_t i = 0; i < a.keys.size(); ++i) ASSERT_NEAR(a.keys[i], b.keys[i], tolerance) << i;
       for (size_t i = 0; i < a.queries.size(); ++i) {
         ASSERT_NEAR(a.queries[i], b.queries[i], tolerance) << i;
+      }
+    }
+  }
+}
+
+double apart(std::span<const float> a, std::span<const float> b) {
+  double difference = 0, square = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    difference += (double{a[i]} - b[i]) * (a[i] - b[i]);
+    square += double{a[i]} * a[i];
+  }
+  return std::sqrt(difference / square);
+}
+
+TEST_F(Observer, SeesInAPromptWhatDecodeStepsWouldHave) {
+  const PolicyOptions policy = *preset("default");
+  for (const KvType type : {KvType::kF32, KvType::kBF16}) {
+    const WindowTrace steps = record(*preset("dense"), type);
+    for (const int32_t chunk : {512, 48}) {  // whole, and so that a chunk begins among the steps
+      const WindowTrace prompt = record_prompt(type, chunk);
+      for (int32_t layer = 0; layer < 8; ++layer) {
+        SCOPED_TRACE(testing::Message() << layer << " in chunks of " << chunk);
+        const HeadWindow a = steps.head(layer, 1), b = prompt.head(layer, 1);
+        ASSERT_EQ(a.num_steps, b.num_steps);
+        ASSERT_EQ(a.first_context, b.first_context);
+        ASSERT_EQ(a.keys.size(), b.keys.size());
+        ASSERT_EQ(a.queries.size(), b.queries.size());
+        // Layer 0's pass through no attention; with rows of 16 bits the sums of two ways round
+        // apart, and every layer adds to it.
+        const double bound = layer == 0 ? 1e-6 : type == KvType::kF32 ? 1e-4 : 0.02;
+        EXPECT_LT(apart(a.keys, b.keys), bound);
+        EXPECT_LT(apart(a.queries, b.queries), bound);
+        const HeadShape head{2, 64};
+        const HeadAttention of_a = measure_attention(head, a, policy, 0.125f);
+        const HeadAttention of_b = measure_attention(head, b, policy, 0.125f);
+        int64_t both = 0, all = 0;
+        for (int64_t step = 0; step < kSteps; ++step) {
+          both += tokens_in_both(of_a.set(step), of_b.set(step));
+          all += of_a.sizes[step];
+        }
+        EXPECT_GT(static_cast<double>(both), (type == KvType::kF32 ? 0.999 : 0.97) * all);
+        EXPECT_LT(apart(of_a.outside, of_b.outside), 0.02);
       }
     }
   }

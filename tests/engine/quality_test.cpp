@@ -28,7 +28,6 @@ TEST(Quality, SamplesSayWhatIsMeasured) {
   options.keep_prefixes = false;
   const auto engine = load_engine(options);
   ASSERT_NE(engine, nullptr);
-  // Of evictable heads rows are drawn, resident ones are looked at whole.
   for (const auto persistent :
        {PolicyOptions::Persistent::kPerLayer, PolicyOptions::Persistent::kAll}) {
     for (const double quality : {0.4, 0.7}) {
@@ -37,7 +36,7 @@ TEST(Quality, SamplesSayWhatIsMeasured) {
       const Report report = answer_of(*engine, forced_request(*engine, policy)).report;
       ASSERT_TRUE(report.quality);
       EXPECT_EQ(report.quality->wanted, quality);
-      EXPECT_GE(report.quality->samples, kNew);
+      EXPECT_GE(report.quality->samples, kNew / 2);
       EXPECT_NEAR(report.quality->estimated, report.total.mean_mass_kept(), 0.01);
       EXPECT_LE(report.quality->low, report.quality->estimated);
       EXPECT_GE(report.quality->high, report.quality->estimated);

@@ -193,6 +193,42 @@ TEST_F(RefreshTest, DriftRefusesWhatTheCosineWouldKeep) {
   }
 }
 
+// Set sizes that a dial has turned, each from its context on; what follows is decided by them too.
+TEST_F(RefreshTest, SetSizesFollowTheDial) {
+  Scene scene;
+  scene.context = 1500;
+  scene.kv_heads = 3;
+  scene.resident_of = 3;
+  scene.policy.threshold = 0.93;
+  scene.policy.quality = 0.9;
+  World world(scene);
+  world.rules().has_dial = true;
+  const auto steps = {std::pair{0, 1.0}, {3, 1.3}, {6, 1.7}, {9, 0.4}, {12, 1.1}, {15, 2.0}};
+  int64_t refreshed = 0;
+  for (const auto& [step, scale] : steps) {
+    const int64_t from = scene.context + step;
+    SetScale(&scales)[2] = world.rules().set_scales;
+    scales[scales[0].from_context <= scales[1].from_context ? 0 : 1] = {from, scale};
+    world.rules().largest_scale = std::max(world.rules().largest_scale, scale);
+    // One context before the new size, which the older one is still for, and two after.
+    for (int64_t context = from - (step > 0); context < from + 2; ++context) {
+      PolicyOptions& policy = world.cpu_policy();
+      policy.set_tokens = 0;
+      const double now_scale =
+          context < from ? scales[scales[0].from_context == from].scale : scale;
+      policy.set_tokens = scaled_set_size(set_size(policy, context), now_scale);
+      const std::vector<float> queries = world.next_queries(0.3f);
+      refreshed += world.cpu_refresh(queries, context, World::How::kDecide);
+      now(world, queries, context, 3);
+      world.expect_equal("scale " + std::to_string(now_scale) + " context " +
+                         std::to_string(context));
+      if (HasFatalFailure()) return;
+    }
+  }
+  EXPECT_GT(refreshed, 3 * 3);
+  EXPECT_LT(refreshed, 3 * 17);
+}
+
 TEST_F(RefreshTest, KeySpreadEqualsTheCpu) {
   for (const int32_t head_dim : {64, 128}) {
     for (const DType type : kElementTypes) {

@@ -86,10 +86,18 @@ TEST(DialTest, WithoutKeptSetsTheSizeHasItAll) {
 }
 
 TEST(DialTest, FirstSetsTurnItAndAreNoStep) {
-  Dial dial(0.95, 8);
-  for (int64_t i = 0; i < Dial::kWindow; ++i) dial.add_first(0.5);
-  EXPECT_GT(dial.setting().set_scale, 1);
-  EXPECT_EQ(dial.estimate().samples, 0);
+  // However few heads there are, and once, when all have been seen.
+  for (const int64_t heads : {int64_t{3}, 3 * Dial::kWindow}) {
+    Dial dial(0.95, 8);
+    dial.start();
+    EXPECT_EQ(dial.setting().set_scale, 1);
+    for (int64_t i = 0; i < heads; ++i) dial.add_first(0.8);
+    EXPECT_EQ(dial.setting().set_scale, 1);
+    dial.start();
+    EXPECT_NEAR(dial.setting().set_scale, 2, 1e-9);  // the root of 0.2 / 0.05
+    EXPECT_EQ(dial.setting().angle, 1);
+    EXPECT_EQ(dial.estimate().samples, 0);
+  }
 }
 
 TEST(DialTest, EstimatesTheMeanWithItsInterval) {

@@ -461,10 +461,9 @@ class Block {
     if (thread_ == kThreads - 1) {
       atomicAdd(&counters(h.slot).rows_in_context, static_cast<unsigned long long>(h.context));
       const int32_t kv_head = head % t_.shape.num_kv_heads;
-      if (t_.slots[h.slot].rules.predict == PredictRule::kPreviousStep &&
-          (__ldcg(t_.decided + table_index(t_, h.slot, p_.layer, kv_head)) & kDueAhead) != 0) {
-        push_job(t_, kAhead, h.slot, p_.layer, kv_head, query_turn(h.context),
-                 int64_t{h.context} + 1);
+      // A head whose mass is sampled keeps its set until that has been done.
+      if (p_.log_sum_exp == nullptr || !looks_at_mass(t_, h.slot, p_.layer, kv_head, h.context)) {
+        push_due_job(t_, h.slot, p_.layer, kv_head, h.context);
       }
     }
     static_assert(kMaxGroup * kHeadDim / 4 <= kThreads);

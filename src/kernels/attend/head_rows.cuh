@@ -31,12 +31,14 @@ struct HeadRows {
   int32_t count = 0;  // entries in all
 };
 
-// Longest set at this context. Sizes grow with the context, and slots in use never pass the largest
-// set so far, so no set chosen up to now is longer.
+// Longest set at this context. Sizes grow with the context, and with a dial this takes the largest
+// scale so far; slots in use never pass the largest set so far, so no set chosen up to now is
+// longer.
 __device__ __forceinline__ int32_t longest_set(const SequenceRules& rules, int32_t slot_capacity,
                                                int32_t context) {
   const int64_t candidates = candidates_end(rules, context) - rules.sink;
-  const int64_t size = set_size(rules, context);
+  const int64_t of_policy = policy_set_size(rules, context);
+  const int64_t size = rules.has_dial ? scaled_set_size(of_policy, rules.largest_scale) : of_policy;
   const int64_t most = size < candidates ? size : candidates;
   return static_cast<int32_t>(most < slot_capacity ? most : slot_capacity);
 }

@@ -5,6 +5,7 @@
 // queues what was decided for the step after it.
 #include <cstdint>
 
+#include "base/split_mix.h"
 #include "kernels/decode_tables.h"
 #include "kernels/launch.cuh"
 #include "kernels/rules.cuh"
@@ -15,15 +16,9 @@ enum class Decision : uint8_t { kHit, kMiss, kAged, kIncomplete };
 // Which query asks: a foreseen one, the true one, or the true one about a set already foreseen.
 enum class Cause : uint8_t { kForesee, kDecide, kCorrect };
 
-// SplitMix64's last step: a well-mixed word of `z`.
-__device__ __forceinline__ uint64_t mix_bits(uint64_t z) {
-  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
-  z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
-  return z ^ (z >> 31);
-}
 // Measurement only: the draw in [0, 1) that stands for a head's decision at a context.
 __device__ __forceinline__ float forced_draw(int64_t table_index, int64_t context_tokens) {
-  const uint64_t bits = mix_bits(0x9E3779B97F4A7C15u * (static_cast<uint64_t>(table_index) + 1) +
+  const uint64_t bits = mix_bits(kSplitMixStep * (static_cast<uint64_t>(table_index) + 1) +
                                  static_cast<uint64_t>(context_tokens));
   return static_cast<float>(bits >> 40) * 0x1p-24f;
 }
@@ -212,6 +207,10 @@ __device__ __forceinline__ Decision decide_head(const DecodeTables& t, int32_t s
              (facts.num_set_tokens < candidates_end(rules, facts.label_length) - rules.sink ||
               facts.candidates_end < context_tokens - head.ring_tokens)) {
     decision = Decision::kIncomplete;
+  } else if (rules.has_dial && 4 * int64_t{facts.num_set_tokens} <
+                                   3 * min(set_size(rules, context_tokens),
+                                           candidates_end(rules, context_tokens) - rules.sink)) {
+    decision = Decision::kIncomplete;  // only a dial makes sets grow by more than the context does
   } else if (rules.max_label_age > 0 && context_tokens - facts.label_length > rules.max_label_age) {
     decision = Decision::kAged;
   } else {
@@ -263,6 +262,16 @@ __device__ __forceinline__ void push_job(const DecodeTables& t, int ring, int32_
   job.query = turn;
   job.context_tokens = static_cast<int32_t>(context_tokens);
   store_release(&job.ticket, static_cast<uint32_t>(position + 1));
+}
+
+// Queues the set of the step after this context's, where the true query found it due
+// (PredictRule::kPreviousStep). Executed by one thread, when nothing reads the present set any
+// more.
+__device__ __forceinline__ void push_due_job(const DecodeTables& t, int32_t slot, int32_t layer,
+                                             int32_t kv_head, int64_t context_tokens) {
+  if (t.slots[slot].rules.predict != PredictRule::kPreviousStep) return;
+  if ((__ldcg(t.decided + table_index(t, slot, layer, kv_head)) & kDueAhead) == 0) return;
+  push_job(t, kAhead, slot, layer, kv_head, query_turn(context_tokens), context_tokens + 1);
 }
 
 // Until nothing is pending for a head; executed by one thread. False: it gave up.

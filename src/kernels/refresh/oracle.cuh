@@ -3,21 +3,12 @@
 // every key twice, from the host if need be), random (a control), and sets drawn for a measurement.
 #include <cstdint>
 
-#include "kernels/element.cuh"
+#include "kernels/key_scores.cuh"
 #include "kernels/refresh/decide.cuh"
 #include "kernels/refresh/threshold.cuh"
 #include "kernels/refresh/worker.cuh"
-#include "kernels/rows/stored_rows.cuh"
 
 namespace clo::kernels {
-
-__device__ __forceinline__ float warp_sum(float value) {
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) {
-    value += __shfl_xor_sync(0xFFFFFFFFu, value, offset);
-  }
-  return value;
-}
 
 // ---- exact ------------------------------------------------------------------------------------
 
@@ -28,57 +19,9 @@ inline constexpr int kRowsAtOnce = 4;  // keys a warp has under way
 template <int kElements, typename Visit>
 __device__ __forceinline__ void score_keys(const DecodeTables& t, int32_t token, int32_t count,
                                            const Visit& visit) {
-  const int lane = static_cast<int>(threadIdx.x) % 32, group = group_size(t.shape);
-  const bool is_f16 = t.shape.type == DType::kF16;
-  // Two elements each: of a full row, or two codes.
-  const bool full = t.shape.stored == RowFormat::kFull || shared.work.device_rows != nullptr;
-  const bool is_fp8 = t.shape.stored == RowFormat::kFp8;
-  uint32_t key[kRowsAtOnce][kElements / 2];
-  float scale[kRowsAtOnce];
-#pragma unroll
-  for (int r = 0; r < kRowsAtOnce; ++r) {
-    if (r < count) {
-      const std::byte* row = source_row(t, token + r);
-#pragma unroll
-      for (int e = 0; e < kElements / 2; ++e) {
-        key[r][e] = full ? reinterpret_cast<const uint32_t*>(row)[e * 32 + lane]
-                         : reinterpret_cast<const uint16_t*>(row)[e * 32 + lane];
-      }
-      scale[r] =
-          full || is_fp8 ? 1.0f : *reinterpret_cast<const float*>(row + 2 * t.shape.head_dim);
-    }
-  }
-#pragma unroll
-  for (int r = 0; r < kRowsAtOnce; ++r) {
-    if (r >= count) break;
-#pragma unroll 1
-    for (int g = 0; g < group; ++g) {
-      const float* query = shared.query + g * 32 * kElements;
-      float sum = 0;
-#pragma unroll
-      for (int e = 0; e < kElements / 2; ++e) {
-        const float2 q = *reinterpret_cast<const float2*>(query + (e * 32 + lane) * 2);
-        float2 k;
-        if (full) {
-          k = is_f16 ? F16::unpack(key[r][e]) : Bf16::unpack(key[r][e]);
-        } else if (is_fp8) {
-          k = fp8_values(key[r][e]);
-        } else {
-          k.x = static_cast<float>(static_cast<int8_t>(key[r][e] & 0xFFu)) * scale[r];
-          k.y = static_cast<float>(static_cast<int8_t>(key[r][e] >> 8)) * scale[r];
-        }
-        sum += q.x * k.x + q.y * k.y;
-      }
-      visit(r, g, warp_sum(sum));
-    }
-  }
-}
-
-__device__ __forceinline__ void add_score(SoftmaxSum& total, float best, float sum) {
-  const float largest = fmaxf(total.best, best);
-  const float kept = total.best == -INFINITY ? 0.0f : total.sum * __expf(total.best - largest);
-  const float added = best == -INFINITY ? 0.0f : sum * __expf(best - largest);
-  total = {largest, kept + added};
+  score_rows<kElements, kRowsAtOnce>(
+      t.shape, shared.work.device_rows != nullptr, shared.query, count,
+      [&](int r) { return source_row(t, token + r); }, visit);
 }
 
 // Key of a token: its attention weight among the candidates, summed over the group's queries.

@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "kernels/decode_tables.h"
+#include "kernels/key_scores.cuh"
 #include "kernels/refresh/cluster.cuh"
 #include "kernels/refresh/refresh.h"
 #include "kernels/rules.cuh"
@@ -82,11 +83,6 @@ struct ClusterScratch {
   }
 };
 
-struct SoftmaxSum {
-  float best;  // largest score
-  float sum;   // of exp(score - best)
-};
-
 struct RowMove {
   const std::byte* source;
   std::byte* target;
@@ -134,10 +130,6 @@ __device__ __forceinline__ void bind_scratch(const RefreshScratch& scratch) {
   shared.scratch.keys = reinterpret_cast<uint32_t*>(data);
   shared.scratch.fresh = reinterpret_cast<int32_t*>(data + 4 * tokens);
   shared.scratch.free_slots = reinterpret_cast<int32_t*>(data + 8 * tokens);
-}
-
-__device__ __forceinline__ int group_size(const KvShape& s) {
-  return s.num_q_heads / s.num_kv_heads;
 }
 
 // Where the row of a token is read: the layer buffer (priming: full rows), or resident rows or the

@@ -1,0 +1,66 @@
+#pragma once
+// What a step of the boundary recipe works on: the keys of a window in random order, and which of
+// them and which queries each step takes. Both trainers draw the same. Inside this room only.
+#include <array>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "profile/train_hash.h"
+#include "profile/training_parts.h"
+
+namespace clo::training {
+
+// One step's sample of a window.
+struct Batch {
+  size_t window = 0;
+  int64_t first_key = 0, num_keys = 0;       // of the window's keys in their random order
+  std::array<int64_t, kQueries> steps = {};  // of the window
+};
+
+// Draws by the sizes of the windows and a seed alone, so heads that were recorded together draw
+// alike. The windows' keys are put in order first, then batches follow without end.
+class BatchDraws {
+ public:
+  // Requires: samples with steps and 16 candidates at the first of them.
+  BatchDraws(std::span<const HeadSample> samples, const PolicyOptions& policy, uint64_t seed);
+  // Candidates of the first step in random order, so that any run of them is a sample.
+  std::span<const int32_t> tokens(size_t window) const { return windows_[window].tokens; }
+  Batch next();
+
+ private:
+  struct Window {
+    std::vector<int32_t> tokens;
+    int64_t first_step = 0, end_step = 0;
+  };
+  Random random_;
+  std::vector<Window> windows_;
+};
+
+// A window of one head, made ready. Keys and queries have length sqrt(head_dim): a code depends on
+// the direction alone, and so does the loss then.
+struct PreparedWindow {
+  int64_t count = 0;             // keys
+  int64_t label_words = 0;       // of a step
+  std::vector<float> keys;       // [count, head_dim] in the order drawn
+  std::vector<float> queries;    // [group_size, num_steps, head_dim]
+  std::vector<uint64_t> labels;  // [num_steps, label_words] bit i: key i is in the exact set
+
+  bool wanted(int64_t step, int64_t key) const {
+    return ((labels[static_cast<size_t>(step * label_words + key / 64)] >> (key % 64)) & 1u) != 0;
+  }
+};
+PreparedWindow prepare_window(const HeadShape& shape, const HeadSample& sample,
+                              std::span<const int32_t> tokens);
+
+// Where training sets out from: `start` [head_dim, bits] as [bits, head_dim], rows of length 1.
+std::vector<float> start_rows(std::span<const float> start, int64_t dim, int64_t bits);
+// Back to [head_dim, bits].
+std::vector<float> as_columns(std::span<const float> rows, int64_t dim, int64_t bits);
+
+// kBoundary on this processor; [head_dim, bits], not rounded yet.
+std::vector<float> train_boundary(const HeadShape& shape, std::span<const HeadSample> samples,
+                                  const PolicyOptions& policy, std::span<const float> start,
+                                  const HashTraining& training);
+
+}  // namespace clo::training
