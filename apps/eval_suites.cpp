@@ -30,6 +30,7 @@ struct SuiteFlags {
   std::optional<int64_t> items;
   int64_t depths = 11;
   uint64_t seed = 0;
+  bool measure_sets = false;
   bool quiet = false;
 };
 
@@ -60,14 +61,8 @@ Result<std::vector<std::string>> chosen_tasks(const Suite& suite, const SuiteFla
   if (flags.filler.empty()) return tasks;
   std::set<std::string> fillers;
   for (const std::string& name : split_list(flags.filler)) {
-    if (name == "masked") {
-      return Error{ErrorCode::kUnsupported,
-                   "masked filler needs attention that leaves tokens out by a mask, which the "
-                   "engine does not have; expected some of none, prose, whitespace",
-                   "--filler"};
-    }
-    if (name != "none" && name != "prose" && name != "whitespace") {
-      return bad_flag("--filler", "some of none, prose, whitespace", name);
+    if (name != "none" && name != "prose" && name != "whitespace" && name != "masked") {
+      return bad_flag("--filler", "some of none, prose, whitespace, masked", name);
     }
     fillers.insert(name);
   }
@@ -149,6 +144,7 @@ nlohmann::ordered_json run_line(const Suite& suite, const SuiteFlags& flags,
                                      {"seed", flags.seed},
                                      {"data", flags.data},
                                      {"retrieve_then_solve", flags.solve},
+                                     {"measure_sets", flags.measure_sets},
                                      {"backend", engine.backend},
                                      {"weights", engine.weights},
                                      {"dtype", engine.dtype},
@@ -181,6 +177,31 @@ Status check_contexts(const std::vector<int64_t>& contexts, int64_t limit) {
   return Ok{};
 }
 
+// Fails: kUnsupported for masked filler on a backend that masks no tokens.
+Status check_masks(const Engine& engine, const std::vector<std::string>& tasks) {
+  const bool wanted = std::any_of(tasks.begin(), tasks.end(), [](const std::string& task) {
+    return task.starts_with("masked");
+  });
+  if (!wanted || engine.can_mask()) return Ok{};
+  return Error{ErrorCode::kUnsupported,
+               "tokens are masked on the CPU backend only; use --backend cpu, or --filler "
+               "none,prose,whitespace",
+               "--filler masked"};
+}
+
+// Rows can be looked at on the CPU backend alone, which is then the one that is chosen. Fails:
+// kUnsupported where another was asked for.
+Status watch(EngineOptions& options, SetWatcher& watcher) {
+  if (options.backend == Backend::kCuda) {
+    return Error{ErrorCode::kUnsupported,
+                 "sets are looked at on the CPU backend only; leave one of the two out",
+                 "--measure-sets and --backend cuda"};
+  }
+  options.backend = Backend::kCpu;
+  options.observer = &watcher;
+  return Ok{};
+}
+
 Result<int> run_suite(const Suite& generated, const SuiteFlags& flags) {
   CLO_TRY(check_numbers(flags));
   Suite suite = generated;
@@ -194,6 +215,8 @@ Result<int> run_suite(const Suite& generated, const SuiteFlags& flags) {
   CLO_ASSIGN(std::vector<SuiteRequest> requests, plan_items(suite, flags, tasks, contexts));
   CLO_ASSIGN(EngineOptions options, flags.engine.resolve());
   options.max_batch = 1;
+  SetWatcher watcher;
+  if (flags.measure_sets) CLO_TRY(watch(options, watcher));
   std::vector<PolicyOptions> all;
   for (const NamedPolicy& policy : policies) all.push_back(policy.options);
   options.policy = widest(all);
@@ -202,6 +225,7 @@ Result<int> run_suite(const Suite& generated, const SuiteFlags& flags) {
   }
   CLO_ASSIGN(const std::unique_ptr<Engine> engine, Engine::load(options));
   CLO_TRY(check_contexts(contexts, engine->max_context_tokens()));
+  if (suite.name == "length") CLO_TRY(check_masks(*engine, tasks));
   std::vector<std::string> names = {kDenseName};
   for (const NamedPolicy& policy : policies) {
     if (policy.name != kDenseName) names.push_back(policy.name);
@@ -228,7 +252,7 @@ Result<int> run_suite(const Suite& generated, const SuiteFlags& flags) {
     CLO_ASSIGN(const EvalItem item, suite.make(request));
     if (item.shared_prefix.empty() || item.shared_prefix != shared) engine->drop_prefixes();
     shared = item.shared_prefix;
-    auto record = run_item(*engine, item, policies, mode);
+    auto record = run_item(*engine, item, policies, mode, flags.measure_sets ? &watcher : nullptr);
     if (!record) {
       Error error = std::move(record).error();
       if (error.where.empty()) error.where = item.id();
@@ -256,6 +280,29 @@ Result<int> run_suite(const Suite& generated, const SuiteFlags& flags) {
   return 0;
 }
 
+// What stands below the table, for --help.
+std::string_view figures_of(std::string_view suite) {
+  if (suite == "ruler") {
+    return "Below the table: effective length (the longest context with an average of 85.6 or "
+           "more), average and weighted\naverages over the contexts.\n";
+  }
+  if (suite == "position") {
+    return "Below the table: average, largest gap and standard deviation over positions, of scores "
+           "and of gold.\n";
+  }
+  if (suite == "multihop") {
+    return "Below the table: evidence separated less adjacent, reversed less forward; with "
+           "--measure-sets also how far sets\noverlap from step to step, and modes of attention; "
+           "with --retrieve-then-solve how much was recited.\n";
+  }
+  if (suite == "length") {
+    return "Below the table: what filler costs dense attention (B - A), the policy beside it (C - "
+           "B), and both (C - A);\nwith --retrieve-then-solve how much of the evidence was "
+           "recited.\n";
+  }
+  return "";
+}
+
 }  // namespace
 
 std::vector<std::pair<CLI::App*, Command>> add_eval_suites(CLI::App& app) {
@@ -278,7 +325,14 @@ std::vector<std::pair<CLI::App*, Command>> add_eval_suites(CLI::App& app) {
                       "JSON-lines files of LongBench; all their items by default");
     }
     if (suite.name == "length") {
-      sub->add_option("--filler", f.filler, "Some of none, prose, whitespace (all)");
+      sub->add_option("--filler", f.filler,
+                      "Some of none, prose, whitespace, masked (all); masked: prose that keeps its "
+                      "positions and that no token may attend to (CPU)");
+    }
+    if (suite.name == "multihop") {
+      sub->add_flag("--measure-sets", f.measure_sets,
+                    "Also how far sets are those of the step before, and in how many places "
+                    "attention lies (on the CPU, as --backend auto is then; slower)");
     }
     if (suite.can_retrieve_then_solve) {
       sub->add_option("--retrieve-then-solve", f.solve,
@@ -292,6 +346,7 @@ std::vector<std::pair<CLI::App*, Command>> add_eval_suites(CLI::App& app) {
     sub->add_flag("--quiet", f.quiet, "No progress line");
     f.policies.add_to(*sub);
     sub->footer(
+        std::string(figures_of(suite.name)) +
         "Columns: score under the policy and dense, 0 to 100; their difference on the same items "
         "with its 95 % interval;\nhit rate; attention mass kept; share of the evidence's rows "
         "that was attended (gold); rows read of those in context;\nbytes fetched per token. "

@@ -54,9 +54,11 @@ void print_summary(const std::vector<SummaryRow>& rows, const std::vector<SuiteF
   }
   if (!figures.empty()) std::printf("\n");
   for (const SuiteFigure& figure : figures) {
-    std::printf("%8ld  %-*s  %-*s %-28s %+6.1f  %s\n", static_cast<long>(figure.context),
-                task_width, figure.task.c_str(), policy_width, figure.policy.c_str(),
-                figure.name.c_str(), figure.value, range_of(figure.interval).c_str());
+    std::printf("%8s  %-*s  %-*s %-34s %7s  %s%s%s\n",
+                figure.context == 0 ? "all" : std::to_string(figure.context).c_str(), task_width,
+                figure.task.c_str(), policy_width, figure.policy.c_str(), figure.name.c_str(),
+                figure_value(figure).c_str(), figure_interval(figure).c_str(),
+                figure.note.empty() ? "" : "  ", figure.note.c_str());
   }
   std::fflush(stdout);
 }
@@ -86,15 +88,18 @@ std::vector<std::string> summary_lines(const std::string& suite,
                         .dump());
   }
   for (const SuiteFigure& figure : figures) {
-    lines.push_back(nlohmann::json{{"kind", "figure"},
-                                   {"suite", suite},
-                                   {"task", figure.task},
-                                   {"context", figure.context},
-                                   {"policy", figure.policy},
-                                   {"name", figure.name},
-                                   {"points", figure.value},
-                                   {"interval_95", interval_json(figure.interval)}}
-                        .dump());
+    lines.push_back(nlohmann::json{
+        {"kind", "figure"},
+        {"suite", suite},
+        {"task", figure.task},
+        {"context", figure.context},
+        {"policy", figure.policy},
+        {"name", figure.name},
+        {"value", figure.value},
+        {"unit", unit_name(figure.unit)},
+        {"interval_95", interval_json(figure.interval)},
+        {"note",
+         figure.note}}.dump());
   }
   return lines;
 }

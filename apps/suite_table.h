@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "eval/suite_figures.h"
 #include "eval/suite_summary.h"
 
 namespace clo::app {

@@ -104,6 +104,12 @@ struct Request {
   // Prompt tokens whose rows are counted at each step, and how many of them are attended:
   // ascending, disjoint, within the prompt. By the CPU backend alone.
   std::vector<TokenRange> watched_ranges;
+  // Prompt tokens that no other token attends to, in prefill and decode: they keep their positions,
+  // are never chosen into a set and count for nothing. Each attends to itself and to the visible
+  // tokens before it. Ascending, disjoint, without the prompt's last token and apart from
+  // watched_ranges. Such a prompt neither finds nor leaves a stored prefix. By the CPU backend
+  // alone.
+  std::vector<TokenRange> masked_ranges;
 };
 
 enum class FinishReason : uint8_t { kStop, kLength, kCancelled, kError };
@@ -140,6 +146,8 @@ class Engine {
   void cancel(RequestId id);
   // Whether Request::watched_ranges are served: by the CPU backend alone.
   bool can_watch_rows() const;
+  // Whether Request::masked_ranges are: likewise.
+  bool can_mask() const;
   // False once the device has failed in a step: load a new engine.
   bool healthy() const;
   // The answer of a finished request, once.

@@ -34,7 +34,7 @@ struct KvCounters {
 
   int64_t rows_attended = 0;       // rows read by decode attention, over all heads
   int64_t full_rows_attended = 0;  // of them full rows, where the others are compressed
-  int64_t rows_in_context = 0;     // rows that dense attention would have read
+  int64_t rows_in_context = 0;     // rows that dense attention would have read: no masked ones
   int64_t oracle_rows = 0;         // rows read by `exact` selection; never device reads
 
   int64_t wait_ns = 0;  // that attention waited for rows, the mean over the layer's KV heads
@@ -83,6 +83,7 @@ struct Report {
   std::string policy;  // the flags in force
   int64_t prompt_tokens = 0;
   int64_t reused_tokens = 0;            // prompt tokens whose rows a stored prefix supplied
+  int64_t masked_tokens = 0;            // prompt tokens that no other token attends to
   int64_t new_tokens = 0;               // tokens generated
   double queue_seconds = 0;             // submitted to admitted
   double prefill_seconds = 0;           // admitted to the first logits

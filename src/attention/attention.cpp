@@ -81,7 +81,7 @@ HeadTask Attention::make_task(SequenceKv& sequence, int32_t layer, int32_t kv_he
   task.kv_head = kv_head;
   task.layer = layer;
   task.attend_all = sequence.is_resident(layer, kv_head) &&
-                    (sequence.is_dense_layer(layer) || covers(sequence.policy(), context_tokens));
+                    (sequence.is_dense_layer(layer) || sequence.covers(context_tokens));
   return task;
 }
 
@@ -231,14 +231,18 @@ void Attention::attend_decode(int32_t layer, const float* queries, int64_t query
   if (guard) system_.store->set_accessible(true);
 
   for (size_t t = 0; t < tasks_.size(); ++t) {
-    KvCounters& counters = batch_[t / static_cast<size_t>(shape.num_kv_heads)]->counters(layer);
+    SequenceKv& sequence = *batch_[t / static_cast<size_t>(shape.num_kv_heads)];
+    KvCounters& counters = sequence.counters(layer);
+    const int64_t context = tasks_[t].context_tokens;
     counters.rows_attended += rows_read_[t];
     if (shape.compressed()) {
       const HeadCacheView& head = *tasks_[t].head;
+      const int64_t sinks = std::min<int64_t>(head.sink_tokens, context);
       counters.full_rows_attended +=
-          std::min<int64_t>(tasks_[t].context_tokens, head.sink_tokens + head.ring_tokens);
+          sequence.num_visible(0, sinks) +
+          sequence.num_visible(std::max<int64_t>(sinks, context - head.ring_tokens), context);
     }
-    counters.rows_in_context += tasks_[t].context_tokens;
+    counters.rows_in_context += sequence.num_visible(0, context);
   }
   if (params.min_entropy != nullptr) note_entropy(layer);
   if (params.log_sum_exp != nullptr) sample_mass();
@@ -277,11 +281,11 @@ void Attention::refresh(int32_t layer, Cause cause) {
     const HeadState& state = *task.head->state;
     KvCounters& counters = sequence.counters(layer);
     const int64_t ring_begin = task.context_tokens - task.head->ring_tokens;
-    const int64_t chosen_from = candidates(sequence.policy(), state.label_length).size();
+    const int64_t chosen_from = sequence.num_candidates(state.label_length);
     bool too_small = false;  // only a dial makes sets grow by more than the context does
     if (sequence.dial() != nullptr) {
-      const int64_t wanted = std::min(set_size(sequence.policy(), task.context_tokens),
-                                      candidates(sequence.policy(), task.context_tokens).size());
+      const int64_t wanted = std::min(sequence.num_set_tokens(task.context_tokens),
+                                      sequence.num_candidates(task.context_tokens));
       too_small = 4 * state.num_set_tokens < 3 * wanted;
     }
     const double ahead = cause == Cause::kForesee ? prefetch_margin(sequence.policy()) : 0;
@@ -289,7 +293,7 @@ void Attention::refresh(int32_t layer, Cause cause) {
     Decision decision = decide(sequence.policy(),
                                {state.has_label != 0, state.label_length, state.candidates_end,
                                 state.num_set_tokens >= chosen_from, too_small},
-                               task.context_tokens, covers(sequence.policy(), task.context_tokens),
+                               task.context_tokens, sequence.covers(task.context_tokens),
                                ring_begin, std::span(cosine_).subspan(i * group, group),
                                sequence.importance(layer, task.kv_head), margin);
     if (decision == Decision::kHit && refused(sequence, task, margin)) decision = Decision::kMiss;
@@ -341,13 +345,14 @@ void Attention::select_and_fetch(int32_t layer, Cause cause) {
         (static_cast<uint64_t>(layer) << 8) ^ static_cast<uint64_t>(miss.task.kv_head);
     task.first_candidate = range.first;
     task.end_candidate = range.end;
+    const int64_t num_candidates = miss.sequence->num_candidates(miss.task.context_tokens);
     task.num_select =
-        static_cast<int32_t>(std::min({set_size(policy, miss.task.context_tokens), range.size(),
-                                       int64_t{miss.task.head->slot_capacity}}));
+        static_cast<int32_t>(std::min({miss.sequence->num_set_tokens(miss.task.context_tokens),
+                                       num_candidates, int64_t{miss.task.head->slot_capacity}}));
     total += static_cast<size_t>(task.num_select);
     select_tasks_.push_back(task);
     if (task.kind == SelectKind::kExact) {
-      miss.sequence->counters(layer).oracle_rows += range.size();
+      miss.sequence->counters(layer).oracle_rows += num_candidates;
     }
   }
   selected_.resize(total);

@@ -126,11 +126,14 @@ void Attention::note_spread(int32_t layer) {
   for (const Candidate& candidate : candidates_) decided_.push_back(candidate.task);
   if (decided_.empty()) return;
   // Tokens all over the context; a resident head has them itself, the others the host store.
-  const int64_t context = decided_.front().context_tokens;
-  const int64_t count = std::min(kTokens, context);
+  const SequenceKv& sequence = *batch_[0];
+  const int64_t visible = sequence.num_visible(0, decided_.front().context_tokens);
+  const int64_t count = std::min(kTokens, visible);
   sampled_tokens_.clear();
   for (int64_t i = 0; i < count; ++i) {
-    sampled_tokens_.push_back(static_cast<int32_t>(i * context / count));
+    const int64_t rank = i * visible / count;
+    sampled_tokens_.push_back(static_cast<int32_t>(
+        sequence.mask() == nullptr ? rank : sequence.mask()->visible_token(rank)));
   }
   std::vector<float> spread(decided_.size());
   system_.ops->key_spread({system_.shape, decided_.data(), std::ssize(decided_),
@@ -143,9 +146,13 @@ void Attention::note_spread(int32_t layer) {
 double Attention::kept_mass(const HeadTask& task, int64_t rows_read,
                             std::span<const float> log_sum_exp, int32_t num_rows) {
   const auto group = log_sum_exp.size();
-  const int64_t outside = task.context_tokens - rows_read;
+  const TokenMask* mask = task.sequence->mask;
+  const int64_t visible =
+      mask == nullptr ? task.context_tokens : mask->num_visible(0, task.context_tokens);
+  const int64_t outside = visible - rows_read;
   if (outside == 0) return 1;
-  draw_rows(*task.head, task.context_tokens, head_index(task), outside, num_rows, sampled_tokens_);
+  draw_rows(*task.head, mask, task.context_tokens, head_index(task), outside, num_rows,
+            sampled_tokens_);
   full_log_sum_exp_.resize(group);
   system_.ops->full_scores({system_.shape, &task, 1, scale_, full_log_sum_exp_.data(),
                             sampled_tokens_.data(), std::ssize(sampled_tokens_)});

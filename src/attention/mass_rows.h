@@ -4,13 +4,14 @@
 #include <vector>
 
 #include "kv/head_cache.h"
+#include "ops/token_mask.h"
 
 namespace clo {
 
-// Tokens of a context that a head with a set did not attend to: `num_rows` of them drawn with
-// replacement, or all where there are no more. index: layer * num_kv_heads + kv_head. num_outside:
-// how many there are.
-void draw_rows(const HeadCacheView& head, int64_t context_tokens, int32_t index,
-               int64_t num_outside, int32_t num_rows, std::vector<int32_t>& tokens);
+// Visible tokens of a context that a head with a set did not attend to: `num_rows` of them drawn
+// with replacement, or all where there are no more. mask: null for none. index: layer *
+// num_kv_heads + kv_head. num_outside: how many there are.
+void draw_rows(const HeadCacheView& head, const TokenMask* mask, int64_t context_tokens,
+               int32_t index, int64_t num_outside, int32_t num_rows, std::vector<int32_t>& tokens);
 
 }  // namespace clo

@@ -68,12 +68,14 @@ SequenceKv::SequenceKv(KvSystem& system, const Options& options)
     : system_(system),
       policy_(options.policy),
       reserved_policy_(options.policy),
+      mask_(options.masked.empty() ? std::nullopt : std::optional<TokenMask>(options.masked)),
       capacity_tokens_(options.capacity_tokens),
       random_seed_(options.random_seed),
       shares_pages_(options.host_copy),
       reads_codes_(keeps_codes(system, options)),
       may_demote_(options.may_demote) {
   const KvShape& shape = system.shape;
+  CLO_CHECK(!mask_ || !shares_pages_);
   counters_.resize(static_cast<size_t>(shape.num_layers));
   unit_importance_.assign(static_cast<size_t>(shape.group_size()), 1.0f);
   last_queries_.resize(static_cast<size_t>(shape.num_layers) * shape.num_q_heads * shape.head_dim);
@@ -270,7 +272,7 @@ std::vector<size_t> SequenceKv::settle_residents() {
   // Of a set that is chosen again about this share is new (docs/measurements).
   constexpr double kNewShare = 0.4;
   const double rows_by_step =
-      kNewShare * static_cast<double>(set_size(reserved_policy_, num_tokens_));
+      kNewShare * static_cast<double>(set_size(reserved_policy_, num_visible(0, num_tokens_)));
   const auto steps = static_cast<double>(capacity_tokens_ - num_tokens_);
   for (size_t i = 0; i < easy.size(); ++i) {
     const double misses = static_cast<double>(difficulty_[hard[i]] - difficulty_[easy[i]]) * steps;
@@ -464,7 +466,21 @@ SequenceLayerView SequenceKv::layer_view(int32_t layer) {
   if (!host_codes_.empty()) view.host_codes = host_codes_.data() + at;
   if (!device_codes_.empty()) view.device_codes = device_codes_.data() + at;
   view.heads = &head(layer, 0);
+  view.mask = mask();
   return view;
+}
+
+int64_t SequenceKv::num_candidates(int64_t context_tokens) const {
+  const CandidateRange range = candidates(policy_, context_tokens);
+  return num_visible(range.first, range.end);
+}
+
+int64_t SequenceKv::num_set_tokens(int64_t context_tokens) const {
+  return set_size(policy_, num_visible(0, context_tokens));
+}
+
+bool SequenceKv::covers(int64_t context_tokens) const {
+  return num_set_tokens(context_tokens) >= num_candidates(context_tokens);
 }
 
 HeadCacheView& SequenceKv::head(int32_t layer, int32_t kv_head) {
@@ -502,8 +518,8 @@ SequenceKv::HeadMemory& SequenceKv::memory(int32_t layer, int32_t kv_head) {
 
 void SequenceKv::follow_dial() {
   const DialSetting& setting = dial_->setting();
-  policy_.set_tokens =
-      scaled_set_size(set_size(reserved_policy_, num_tokens_ + 1), setting.set_scale);
+  policy_.set_tokens = scaled_set_size(set_size(reserved_policy_, num_visible(0, num_tokens_ + 1)),
+                                       setting.set_scale);
   // A stricter angle comes with a younger label; a wider one cannot have an older one, for rings
   // are as long as the label age asks for.
   if (reserved_policy_.max_label_age > 0) {

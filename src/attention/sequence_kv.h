@@ -21,6 +21,7 @@
 #include "clo/policy.h"
 #include "clo/report.h"
 #include "kv/head_cache.h"
+#include "ops/token_mask.h"
 #include "reuse/dial.h"
 #include "transfer/transfer_engine.h"
 
@@ -35,7 +36,11 @@ class SequenceKv {
     bool host_copy = true;            // pages are kept for others: all rows and codes in the store
     bool may_demote = false;          // all rows in the store, so that budget heads can be given up
     std::span<const int32_t> prompt;  // to find a stored prefix; needed only now
-    uint64_t random_seed = 0;         // for Select::kRandom
+    // Prompt tokens that no other token attends to: ascending, disjoint. Requires: none with
+    // host_copy, as pages know nothing of the mask their rows were made under; not on a backend
+    // that runs its steps itself.
+    std::span<const TokenRange> masked;
+    uint64_t random_seed = 0;  // for Select::kRandom
   };
   // Device bytes create() will reserve, codes of new pages included.
   static int64_t device_bytes(const KvSystem& system, const Options& options);
@@ -63,9 +68,21 @@ class SequenceKv {
   // The true queries of the last token, per layer [num_q_heads, head_dim].
   std::span<float> last_query(int32_t layer);
   bool has_last_query = false;
+  // Null: every token is visible.
+  const TokenMask* mask() const { return mask_ ? &*mask_ : nullptr; }
+  // Of tokens [first, end), those that later tokens may attend to.
+  int64_t num_visible(int64_t first, int64_t end) const {
+    return mask_ ? mask_->num_visible(first, end) : end - first;
+  }
+  // The set rule over the visible tokens of a context: how many may be chosen, k, and whether k
+  // takes them all.
+  int64_t num_candidates(int64_t context_tokens) const;
+  int64_t num_set_tokens(int64_t context_tokens) const;
+  bool covers(int64_t context_tokens) const;
   // Evaluation: decode steps measure the mass that sets keep.
   bool measures_mass = false;
-  // Evaluation: rows that decode attention counts when it reads them. Ascending and disjoint.
+  // Evaluation: rows that decode attention counts when it reads them. Ascending, disjoint, none
+  // masked.
   std::vector<TokenRange> watched;
 
   // What a hit test knows of a head beside its label; there for the tests that read it.
@@ -156,6 +173,7 @@ class SequenceKv {
   KvSystem& system_;
   PolicyOptions policy_;                 // in force
   const PolicyOptions reserved_policy_;  // that memory was taken for
+  const std::optional<TokenMask> mask_;
   int64_t capacity_tokens_ = 0;
   int64_t num_tokens_ = 0;
   int64_t reused_tokens_ = 0;

@@ -24,7 +24,8 @@ SequenceKv::Options Engine::Impl::kv_options(const Sequence& sequence, int64_t b
   SequenceKv::Options kv;
   kv.policy = sequence.policy;
   kv.capacity_tokens = sequence.limit_tokens;
-  kv.host_copy = options.keep_prefixes;
+  kv.host_copy = shares_pages(sequence);
+  kv.masked = sequence.request.masked_ranges;
   kv.prompt = sequence.prompt();
   kv.random_seed = static_cast<uint64_t>(sequence.id) * 0x9E3779B97F4A7C15u;
   const PlanInput input = plan_input(sequence.policy, sequence.limit_tokens, batch);
@@ -131,7 +132,7 @@ Result<std::vector<int32_t>> Engine::Impl::prompt_ids(const Request& request) co
 namespace {
 
 // Fails: kBadRequest for ranges that are empty, overlap, or leave the prompt.
-Status check_watched(std::span<const TokenRange> ranges, int64_t prompt_tokens) {
+Status check_ranges(std::span<const TokenRange> ranges, int64_t prompt_tokens, const char* field) {
   int64_t end = 0;
   for (const TokenRange& range : ranges) {
     if (range.first < end || range.end <= range.first || range.end > prompt_tokens) {
@@ -139,9 +140,34 @@ Status check_watched(std::span<const TokenRange> ranges, int64_t prompt_tokens) 
                    "expected ascending, disjoint ranges of the prompt's " +
                        std::to_string(prompt_tokens) + " tokens, found [" +
                        std::to_string(range.first) + ", " + std::to_string(range.end) + ")",
-                   "watched_ranges"};
+                   field};
     }
     end = range.end;
+  }
+  return Ok{};
+}
+
+// Fails: kBadRequest for ranges that are no ranges, or that hide what must be seen.
+Status check_masked(const Request& request, int64_t prompt_tokens) {
+  const std::vector<TokenRange>& ranges = request.masked_ranges;
+  CLO_TRY(check_ranges(ranges, prompt_tokens, "masked_ranges"));
+  if (ranges.empty()) return Ok{};
+  if (ranges.back().end == prompt_tokens) {
+    return Error{ErrorCode::kBadRequest,
+                 "expected a last prompt token that is not masked, as the answer goes on from it; "
+                 "found [" +
+                     std::to_string(ranges.back().first) + ", " + std::to_string(prompt_tokens) +
+                     ") of " + std::to_string(prompt_tokens) + " tokens",
+                 "masked_ranges"};
+  }
+  const TokenMask mask(ranges);
+  for (const TokenRange& watched : request.watched_ranges) {
+    if (mask.num_visible(watched.first, watched.end) == watched.end - watched.first) continue;
+    return Error{ErrorCode::kBadRequest,
+                 "expected ranges apart from watched_ranges, as masked rows are never attended; "
+                 "found masked tokens in the watched [" +
+                     std::to_string(watched.first) + ", " + std::to_string(watched.end) + ")",
+                 "masked_ranges"};
   }
   return Ok{};
 }
@@ -184,12 +210,9 @@ Result<std::unique_ptr<Sequence>> Engine::Impl::make_sequence(Request request) {
     sampling.repetition_penalty = generation.repetition_penalty.value_or(1.0f);
   }
   CLO_TRY(validate(sampling));
-  if (cuda && !request.watched_ranges.empty()) {
-    return Error{ErrorCode::kUnsupported,
-                 "attended rows are watched on the CPU backend only; use --backend cpu",
-                 "watched_ranges"};
-  }
-  CLO_TRY(check_watched(request.watched_ranges, prompt_tokens));
+  CLO_TRY(check_backend_has(request, options.backend));
+  CLO_TRY(check_ranges(request.watched_ranges, prompt_tokens, "watched_ranges"));
+  CLO_TRY(check_masked(request, prompt_tokens));
   const PolicyOptions policy =
       for_backend(request.policy.value_or(options.policy), options.backend);
   CLO_TRY(check_policy(policy, shape, options.backend));
@@ -208,10 +231,10 @@ Result<std::unique_ptr<Sequence>> Engine::Impl::make_sequence(Request request) {
 }
 
 bool Engine::Impl::should_wait(const Sequence& sequence) const {
-  if (!options.keep_prefixes) return false;
+  if (!shares_pages(sequence)) return false;
   const auto mine = sequence.prompt();
   return std::any_of(running.begin(), running.end(), [&](const auto& other) {
-    if (other->state != Sequence::State::kPrefill) return false;
+    if (other->state != Sequence::State::kPrefill || !shares_pages(*other)) return false;
     const auto theirs = other->prompt();
     const auto [a, b] = std::mismatch(mine.begin(), mine.end(), theirs.begin(), theirs.end());
     // Worth waiting for only when a whole page more than what is stored already would be shared.

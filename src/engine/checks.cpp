@@ -67,6 +67,19 @@ Status check_policy(const PolicyOptions& policy, const KvShape& shape, Backend b
   return Ok{};
 }
 
+Status check_backend_has(const Request& request, Backend backend) {
+  if (backend != Backend::kCuda) return Ok{};
+  const auto missing = [](const char* what, const char* field) {
+    return Error{ErrorCode::kUnsupported,
+                 std::string(what) + " on the CPU backend only; use --backend cpu", field};
+  };
+  if (!request.watched_ranges.empty()) {
+    return missing("attended rows are watched", "watched_ranges");
+  }
+  if (!request.masked_ranges.empty()) return missing("tokens are masked", "masked_ranges");
+  return Ok{};
+}
+
 Status check_vocabulary(const Tokenizer& tokenizer, const ModelConfig& config,
                         const std::filesystem::path& model_dir) {
   if (tokenizer.vocab_size() <= config.vocab_size) return Ok{};

@@ -65,6 +65,7 @@ bool Engine::step() {
 }
 
 bool Engine::can_watch_rows() const { return impl_->cuda == nullptr; }
+bool Engine::can_mask() const { return impl_->cuda == nullptr; }
 bool Engine::healthy() const { return !impl_->fault.has_value(); }
 
 void Engine::Impl::fail_all(const std::string& what) {
@@ -214,7 +215,7 @@ bool Engine::Impl::prefill_one() {
   release_free_memory();
   sequence.state = Sequence::State::kDecode;
   sequence.prefilled = sequence.first_token = Clock::now();
-  if (all_finite(logits) && options.keep_prefixes) sequence.kv->publish(sequence.tokens);
+  if (all_finite(logits) && shares_pages(sequence)) sequence.kv->publish(sequence.tokens);
   take_logits(sequence, logits);
   return true;
 }
@@ -318,7 +319,7 @@ void Engine::Impl::finish(Sequence& sequence, FinishReason reason, std::optional
     if (sequence.request.on_text) sequence.request.on_text(rest.text);
   }
   fill_report(sequence);
-  if (sequence.kv && reason != FinishReason::kError && options.keep_prefixes &&
+  if (sequence.kv && reason != FinishReason::kError && shares_pages(sequence) &&
       sequence.state == Sequence::State::kDecode) {
     sequence.kv->publish(sequence.tokens);
   }

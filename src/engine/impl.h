@@ -111,6 +111,11 @@ struct Engine::Impl {
   PlanInput plan_input(const PolicyOptions& policy, int64_t capacity_tokens, int64_t batch) const;
   // `batch`: sequences that share what the budget has left for persistent heads.
   SequenceKv::Options kv_options(const Sequence& sequence, int64_t batch) const;
+  // Whether the sequence finds and leaves stored prefixes. Rows behind a mask are those of their
+  // tokens and of the mask, which no page's key knows.
+  bool shares_pages(const Sequence& sequence) const {
+    return options.keep_prefixes && sequence.request.masked_ranges.empty();
+  }
   // Head caches of a sequence; persistent heads of the running ones give way to it.
   Result<std::unique_ptr<SequenceKv>> make_kv(const Sequence& sequence);
   bool give_way(int64_t missing_bytes);

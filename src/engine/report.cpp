@@ -38,6 +38,7 @@ void Engine::Impl::fill_report(Sequence& sequence) {
   if (!sequence.kv) return;
   if (!fault) runner->read_counters(*sequence.kv);
   r.reused_tokens = sequence.kv->reused_tokens();
+  r.masked_tokens = r.prompt_tokens - sequence.kv->num_visible(0, r.prompt_tokens);
   r.device_kv_bytes = sequence.kv->device_kv_bytes();
   r.host_kv_bytes = sequence.kv->host_kv_bytes();
   r.num_resident_heads = sequence.kv->num_resident_heads();
@@ -81,8 +82,10 @@ std::string report_text(const Report& r) {
   const auto percent = [&](double share) { return fixed(100 * share, 1) + " %"; };
   line("backend", r.backend);
   line("policy", r.policy);
-  line("tokens", std::to_string(r.prompt_tokens) + " prompt (" + std::to_string(r.reused_tokens) +
-                     " reused), " + std::to_string(r.new_tokens) + " new");
+  line("tokens",
+       std::to_string(r.prompt_tokens) + " prompt (" + std::to_string(r.reused_tokens) + " reused" +
+           (r.masked_tokens > 0 ? ", " + std::to_string(r.masked_tokens) + " masked" : "") + "), " +
+           std::to_string(r.new_tokens) + " new");
   line("time to first token", fixed(r.first_token_seconds, 2) + " s");
   line("decode", fixed(r.decode_tokens_per_second, 1) + " tokens/s");
   line("KV rows", r.kv_type + ", " + std::to_string(r.row_bytes) + " bytes" +
@@ -191,6 +194,7 @@ std::string report_json(const Report& r) {
                          {"hash_tokens", r.hash_tokens},
                          {"num_swapped_heads", r.num_swapped_heads},
                          {"total", counters_json(r.total)}};
+  if (r.masked_tokens > 0) json["masked_tokens"] = r.masked_tokens;
   if (r.total.mass_samples > 0) {
     json["mass_kept"] = r.total.mean_mass_kept();
     json["mass_is_drawn"] = r.mass_is_drawn;

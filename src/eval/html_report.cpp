@@ -43,7 +43,8 @@ class Page {
     head();
     tiles();
     maps();
-    curves();
+    score_curves();
+    if (in_.suite == "position") gold_curves();
     scatter();
     layers();
     figures();
@@ -202,8 +203,22 @@ class Page {
     return (bin + 0.5) / count;
   }
 
-  // Score by the place of the evidence.
-  void curves() {
+  void score_curves() {
+    const auto score = [](const PolicyRecord& result) { return std::pair(result.score, 1.0); };
+    curves("By position", "score", score);
+  }
+  void gold_curves() {
+    const auto gold = [](const PolicyRecord& result) {
+      return std::pair(static_cast<double>(result.counters.watched_rows_attended),
+                       static_cast<double>(result.counters.watched_rows));
+    };
+    curves("Evidence attended, by position", "share", gold);
+  }
+
+  // By the place of the evidence: 100 times the sum of parts over the sum of wholes. A policy
+  // without wholes has no curve.
+  template <typename Share>
+  void curves(const std::string& heading, const std::string& y_name, const Share& share_of) {
     std::vector<std::string> tasks;
     for (const ItemRecord& record : *in_.records) {
       if (record.numbers.contains("depth")) add_name(tasks, record.task);
@@ -213,25 +228,28 @@ class Page {
       std::vector<Series> series;
       std::set<double> places;
       for (size_t p = 0; p < in_.policies.size(); ++p) {
-        std::map<double, std::pair<double, int64_t>> bins;
+        std::map<double, std::pair<double, double>> bins;
         for (const ItemRecord& record : *in_.records) {
           if (record.task != task || !record.numbers.contains("depth")) continue;
-          auto& [sum, items] = bins[place_of(record)];
-          sum += record.results.at(in_.policies[p]).score;
-          ++items;
+          const auto [part, whole] = share_of(record.results.at(in_.policies[p]));
+          if (whole == 0) continue;
+          auto& [parts, wholes] = bins[place_of(record)];
+          parts += part;
+          wholes += whole;
         }
+        if (bins.empty()) continue;
         Series one{in_.policies[p], series_colour(p), p == 0, {}};
         for (const auto& [place, bin] : bins) {
-          one.points.emplace_back(place, 100 * bin.first / static_cast<double>(bin.second));
+          one.points.emplace_back(place, 100 * bin.first / bin.second);
           places.insert(place);
         }
         series.push_back(std::move(one));
       }
-      if (places.size() > 1) charts += line_chart(task, "score", series);
+      if (places.size() > 1) charts += line_chart(task, y_name, series);
     }
     if (charts.empty()) return;
-    out_ += "<h2>By position</h2>\n" + legend(in_.policies) + "<div class=\"charts\">" + charts +
-            "</div>\n";
+    out_ += "<h2>" + heading + "</h2>\n" + legend(in_.policies) + "<div class=\"charts\">" +
+            charts + "</div>\n";
   }
 
   void scatter() {
@@ -284,12 +302,16 @@ class Page {
     out_ +=
         "<h2>What this suite asks</h2>\n<div class=\"table\"><table><tr><th>context</th><th "
         "class=\"name\">task</th><th class=\"name\">policy</th><th class=\"name\">figure</th>"
-        "<th>points</th><th>95 %</th></tr>\n";
+        "<th>value</th><th>95 %</th><th class=\"name\"></th></tr>\n";
     for (const SuiteFigure& figure : *in_.figures) {
-      out_ += "<tr><td>" + std::to_string(figure.context) + "</td><td class=\"name\">" +
-              escape_html(figure.task) + "</td><td class=\"name\">" + escape_html(figure.policy) +
-              "</td><td class=\"name\">" + escape_html(figure.name) + "</td>" +
-              difference_cell(figure.value, figure.interval) + "</tr>\n";
+      const std::string value =
+          figure.unit == FigureUnit::kDifference
+              ? difference_cell(figure.value, figure.interval)
+              : "<td>" + figure_value(figure) + "</td><td>" + figure_interval(figure) + "</td>";
+      out_ += "<tr><td>" + (figure.context == 0 ? "all" : std::to_string(figure.context)) +
+              "</td><td class=\"name\">" + escape_html(figure.task) + "</td><td class=\"name\">" +
+              escape_html(figure.policy) + "</td><td class=\"name\">" + escape_html(figure.name) +
+              "</td>" + value + "<td class=\"name\">" + escape_html(figure.note) + "</td></tr>\n";
     }
     out_ += "</table></div>\n";
   }

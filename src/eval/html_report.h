@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "eval/suite_figures.h"
 #include "eval/suite_summary.h"
 
 namespace clo {

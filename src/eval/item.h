@@ -49,6 +49,8 @@ struct EvalItem {
   std::string answer_prefix;   // the answer goes on from it; "": none
   bool raw = false;            // without the chat template, whatever the model has
   std::vector<TextSpan> gold;  // the evidence in `text`, ascending and disjoint
+  // Parts of `text` that no token outside may attend to, likewise; apart from `gold`.
+  std::vector<TextSpan> masked;
   // Items with equal keys share the start of their prompts, so stored prefixes are kept between
   // them; empty: nothing is shared.
   std::string shared_prefix;
@@ -61,7 +63,8 @@ struct EvalItem {
   int64_t max_new_tokens = 128;
 
   // For retrieve-then-solve; empty where the suite has no such form. `recite` is the user's turn
-  // that asks for the evidence, `question` stands alone.
+  // that asks for the evidence, with that and the masked parts where `text` has them; `question`
+  // stands alone.
   std::string recite;
   std::string question;
 

@@ -1,5 +1,5 @@
 // Does length alone hurt? The same sums with their evidence at the start or right before the
-// question, beside filler of two kinds or none.
+// question, beside filler of two kinds, filler that no token may attend to, or none.
 #include <set>
 
 #include "eval/prose.h"
@@ -36,10 +36,12 @@ Sum draw_sum(ItemRandom& random) {
   return sum;
 }
 
+// What is masked is prose: the same as without a mask, so that the mask is all that differs.
 std::string filler(const std::string& task, int64_t units, ItemRandom& random) {
   std::string text;
   for (int64_t i = 0; i < units; ++i) {
-    text += task.starts_with("prose") ? prose_sentence(random) + (i + 1 < units ? " " : "") : " \n";
+    text += task.starts_with("whitespace") ? " \n"
+                                           : prose_sentence(random) + (i + 1 < units ? " " : "");
   }
   return text;
 }
@@ -66,13 +68,19 @@ Result<EvalItem> make_length(const SuiteRequest& request) {
     }
     const bool at_end = request.task.ends_with("_end");
     item.text = "Here are the values of some variables.\n";
-    if (at_end && !stuffing.empty()) item.text += stuffing + "\n";
+    const auto stuff = [&] {
+      if (stuffing.empty()) return;
+      const TextSpan span = append_span(item.text, stuffing);
+      if (request.task.starts_with("masked")) item.masked.push_back(span);
+      item.text += "\n";
+    };
+    if (at_end) stuff();
     const TextSpan place = append_span(item.text, evidence);
     for (const TextSpan& span : spans) {
       item.gold.push_back({place.begin + span.begin, place.begin + span.end});
     }
     item.text += "\n";
-    if (!at_end && !stuffing.empty()) item.text += stuffing + "\n";
+    if (!at_end) stuff();
     std::string wanted;
     for (const size_t i : sum.summed) wanted += (wanted.empty() ? "" : " + ") + sum.names[i];
     item.question = "What is " + wanted + "? End your answer with the sum.";

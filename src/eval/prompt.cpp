@@ -34,8 +34,10 @@ Result<int64_t> PromptMaker::count(const EvalItem& item) const {
   return std::ssize(ids);
 }
 
-Result<std::vector<TokenRange>> PromptMaker::token_ranges(
-    const Request& request, const std::string& text, const std::vector<TextSpan>& spans) const {
+Result<std::vector<TokenRange>> PromptMaker::token_ranges(const Request& request,
+                                                          const std::string& text,
+                                                          const std::vector<TextSpan>& spans,
+                                                          Edges edges) const {
   std::vector<TokenRange> ranges;
   if (spans.empty()) return ranges;
   CLO_ASSIGN(const auto ids, engine_.tokenize(request));
@@ -52,11 +54,19 @@ Result<std::vector<TokenRange>> PromptMaker::token_ranges(
     const size_t begin = whole == std::string::npos ? bytes.find(piece, from) : whole + span.begin;
     if (begin == std::string::npos || piece.empty()) continue;
     from = begin + piece.size();
-    // The first token that ends after the span begins, and the first that ends at its end or later.
-    const auto first = std::upper_bound(ends.begin(), ends.end(), begin) - ends.begin();
-    const auto last = std::lower_bound(ends.begin(), ends.end(), from) - ends.begin();
+    // Up to the first token that ends at the span's end or later, from the first that ends after
+    // its begin; without those at the edges: that begins there or later, up to the last that ends
+    // in time.
+    int64_t first = std::upper_bound(ends.begin(), ends.end(), begin) - ends.begin();
+    int64_t last = std::lower_bound(ends.begin(), ends.end(), from) - ends.begin();
+    if (edges == Edges::kOut) {
+      const size_t starts = first == 0 ? 0 : ends[static_cast<size_t>(first) - 1];
+      first += starts < begin;
+      last -= ends[static_cast<size_t>(last)] > from;
+      if (last < first) continue;
+    }
     if (!ranges.empty() && first <= ranges.back().end) {
-      ranges.back().end = std::max<int64_t>(ranges.back().end, last + 1);
+      ranges.back().end = std::max(ranges.back().end, last + 1);
     } else {
       ranges.push_back({first, last + 1});
     }

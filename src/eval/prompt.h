@@ -28,11 +28,14 @@ class PromptMaker {
     return [this](const EvalItem& item) { return count(item); };
   }
 
-  // The tokens of `request`'s prompt that hold the spans of `text`, ascending and disjoint; a token
-  // that holds a part of a span is in. Where a tokenizer changes the text (normalisation), each
-  // span is looked for by itself; what cannot be found is left out.
+  // A token at the edge of a span holds bytes of both sides.
+  enum class Edges : uint8_t { kIn, kOut };
+  // The tokens of `request`'s prompt that hold the spans of `text`, ascending and disjoint. Where a
+  // tokenizer changes the text (normalisation), each span is looked for by itself; what cannot be
+  // found is left out.
   Result<std::vector<TokenRange>> token_ranges(const Request& request, const std::string& text,
-                                               const std::vector<TextSpan>& spans) const;
+                                               const std::vector<TextSpan>& spans,
+                                               Edges edges = Edges::kIn) const;
 
  private:
   const Engine& engine_;

@@ -173,6 +173,12 @@ double lcs_f1(const std::vector<std::string>& answer, const std::vector<std::str
   return f1(lcs_length(answer, reference), answer.size(), reference.size());
 }
 
+double lcs_recall(const std::vector<std::string>& answer,
+                  const std::vector<std::string>& reference) {
+  if (reference.empty()) return 0;
+  return static_cast<double>(lcs_length(answer, reference)) / static_cast<double>(reference.size());
+}
+
 double edit_ratio(std::string_view a, std::string_view b) {
   if (a.empty() || b.empty()) return 0;
   const auto common = static_cast<double>(lcs_length(a, b));

@@ -19,6 +19,10 @@ double token_f1(const std::vector<std::string>& answer, const std::vector<std::s
 // F1 of the longest common subsequence, over the whole text.
 double lcs_f1(const std::vector<std::string>& answer, const std::vector<std::string>& reference);
 
+// Share of the reference that is in its longest common subsequence with the answer; 0 without one.
+double lcs_recall(const std::vector<std::string>& answer,
+                  const std::vector<std::string>& reference);
+
 // 2 M / (|a| + |b|) with M the longest common subsequence of bytes, rounded to whole percents (the
 // ratio of the fuzz libraries).
 double edit_ratio(std::string_view a, std::string_view b);

@@ -38,8 +38,18 @@ nlohmann::json result_json(const PolicyRecord& result) {
                          {"query_cosine_sum", result.counters.query_cosine}};
   for (const Field& field : kFields) json[field.name] = result.counters.*field.member;
   if (!result.layer_gold.empty()) json["gold_share_by_layer"] = result.layer_gold;
-  if (!result.recitation.empty()) json["recitation"] = result.recitation;
-  json["recited"] = result.recited;
+  if (result.sets) {
+    json["sets"] = {{"overlap_sum", result.sets->overlap_sum},
+                    {"overlaps", result.sets->overlaps},
+                    {"modes_sum", result.sets->modes_sum},
+                    {"modes", result.sets->modes}};
+  }
+  if (result.recitation) {
+    json["recitation"] = {{"text", result.recitation->text},
+                          {"sentences", result.recitation->sentences},
+                          {"tokens", result.recitation->tokens},
+                          {"exact", result.recitation->exact}};
+  }
   return json;
 }
 
@@ -56,8 +66,16 @@ PolicyRecord result_from(const nlohmann::json& json) {
   if (json.contains("gold_share_by_layer")) {
     result.layer_gold = json.at("gold_share_by_layer").get<std::vector<double>>();
   }
-  if (json.contains("recitation")) result.recitation = json.at("recitation");
-  result.recited = json.at("recited");
+  if (json.contains("sets")) {
+    const nlohmann::json& sets = json.at("sets");
+    result.sets = SetFigures{sets.at("overlap_sum"), sets.at("overlaps"), sets.at("modes_sum"),
+                             sets.at("modes")};
+  }
+  if (json.contains("recitation")) {
+    const nlohmann::json& recitation = json.at("recitation");
+    result.recitation = Recitation{recitation.at("text"), recitation.at("sentences"),
+                                   recitation.at("tokens"), recitation.at("exact")};
+  }
   return result;
 }
 
@@ -73,6 +91,7 @@ std::string to_line(const ItemRecord& record) {
                          {"seed", record.seed},
                          {"prompt_tokens", record.prompt_tokens},
                          {"gold_tokens", record.gold_tokens},
+                         {"masked_tokens", record.masked_tokens},
                          {"answers", record.answers},
                          {"numbers", record.numbers},
                          {"labels", record.labels}};
@@ -92,6 +111,7 @@ Result<ItemRecord> from_line(const std::string& line, const std::string& where) 
     record.seed = json.at("seed");
     record.prompt_tokens = json.at("prompt_tokens");
     record.gold_tokens = json.at("gold_tokens");
+    record.masked_tokens = json.at("masked_tokens");
     record.answers = json.at("answers").get<std::vector<std::string>>();
     record.numbers = json.at("numbers").get<std::map<std::string, double>>();
     record.labels = json.at("labels").get<std::map<std::string, std::string>>();

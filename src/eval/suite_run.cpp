@@ -10,24 +10,26 @@ namespace {
 
 class ItemRun {
  public:
-  ItemRun(Engine& engine, const EvalItem& item, const PolicyOptions& policy)
-      : engine_(engine), prompts_(engine), item_(item), policy_(policy) {}
+  ItemRun(Engine& engine, const EvalItem& item, const PolicyOptions& policy, SetWatcher* watcher)
+      : engine_(engine), prompts_(engine), item_(item), policy_(policy), watcher_(watcher) {}
 
   Result<PolicyRecord> run(SolveMode mode) {
     Request request = prompts_.request(item_);
     if (mode == SolveMode::kDirect) {
       CLO_ASSIGN(record_.answer, ask(std::move(request), item_.text));
     } else {
-      CLO_TRY(recite());
+      CLO_ASSIGN(record_.recitation, recite());
       // The evidence stands in the conversation's first turn, or, as the model wrote it, nowhere.
       const bool keep = mode == SolveMode::kKeep;
+      const std::string& quoted = record_.recitation->text;
       const std::vector<std::string> turns =
-          keep ? std::vector<std::string>{item_.recite, record_.recitation, item_.question}
-               : std::vector<std::string>{"These facts are known:\n" + record_.recitation + "\n\n" +
+          keep ? std::vector<std::string>{item_.recite, quoted, item_.question}
+               : std::vector<std::string>{"These facts are known:\n" + quoted + "\n\n" +
                                           item_.question};
       prompts_.set_turns(item_, turns, request);
       CLO_ASSIGN(record_.answer, ask(std::move(request), keep ? item_.recite : ""));
     }
+    if (watcher_ != nullptr) record_.sets = watcher_->take();
     record_.score = score_answer(item_, record_.answer);
     for (const KvCounters& layer : layers_) {
       if (layer.watched_rows == 0) continue;
@@ -39,18 +41,31 @@ class ItemRun {
 
   int64_t prompt_tokens() const { return prompt_tokens_; }
   int64_t gold_tokens() const { return gold_tokens_; }
+  int64_t masked_tokens() const { return masked_tokens_; }
 
  private:
-  // `with_gold`: the turn in the prompt that the item's evidence stands in; "": none.
-  Result<std::string> ask(Request request, const std::string& with_gold) {
+  // `material`: the turn in the prompt that the item's evidence and its masked parts stand in; "":
+  // none.
+  Result<std::string> ask(Request request, const std::string& material) {
     request.policy = policy_;
-    if (!with_gold.empty()) {
-      CLO_ASSIGN(const auto gold, prompts_.token_ranges(request, with_gold, item_.gold));
-      gold_tokens_ = 0;
-      for (const TokenRange& range : gold) gold_tokens_ += range.end - range.first;
+    if (!material.empty()) {
+      CLO_ASSIGN(const auto gold, prompts_.token_ranges(request, material, item_.gold));
+      gold_tokens_ = count(gold);
       if (engine_.can_watch_rows()) request.watched_ranges = gold;
+      CLO_ASSIGN(request.masked_ranges,
+                 prompts_.token_ranges(request, material, item_.masked, PromptMaker::Edges::kOut));
+      if (request.masked_ranges.size() != item_.masked.size()) {
+        return Error{ErrorCode::kUnsupported,
+                     "expected to find what is to be masked among the prompt's tokens, found " +
+                         std::to_string(request.masked_ranges.size()) + " of " +
+                         std::to_string(item_.masked.size()) +
+                         " parts: the tokenizer changes the text",
+                     item_.id()};
+      }
+      masked_tokens_ = count(request.masked_ranges);
     }
     request.measure_mass = true;
+    if (watcher_ != nullptr) watcher_->begin();
     CLO_ASSIGN(const Response response, engine_.generate(std::move(request)));
     if (response.error) return *response.error;
     const Report& report = response.report;
@@ -64,45 +79,74 @@ class ItemRun {
     return response.text;
   }
 
-  Status recite() {
+  static int64_t count(const std::vector<TokenRange>& ranges) {
+    int64_t tokens = 0;
+    for (const TokenRange& range : ranges) tokens += range.end - range.first;
+    return tokens;
+  }
+
+  Result<Recitation> recite() {
     Request request = prompts_.request(item_);
     prompts_.set_turns(item_, {item_.recite}, request);
     request.answer_prefix.clear();
     request.stop.clear();
     request.max_new_tokens = kReciteTokens;
-    CLO_ASSIGN(record_.recitation, ask(std::move(request), item_.recite));
-    record_.recitation = std::string(trimmed(record_.recitation));
-    const auto even = [](std::string_view text) {
-      std::string out;
-      for (const std::string& word : split_words(text)) out += word + " ";
-      return out;
-    };
-    const std::string recitation = even(record_.recitation);
-    int64_t found = 0;
+    CLO_ASSIGN(const std::string text, ask(std::move(request), item_.recite));
+    std::vector<std::string> evidence;
     for (const TextSpan& span : item_.gold) {
-      const std::string piece =
-          even(std::string_view(item_.text).substr(span.begin, span.end - span.begin));
-      found += recitation.find(piece) != std::string::npos;
+      evidence.push_back(item_.text.substr(span.begin, span.end - span.begin));
     }
-    if (!item_.gold.empty()) {
-      record_.recited = static_cast<double>(found) / static_cast<double>(item_.gold.size());
-    }
-    return Ok{};
+    return score_recitation(engine_, std::string(trimmed(text)), evidence);
   }
 
   Engine& engine_;
   PromptMaker prompts_;
   const EvalItem& item_;
   const PolicyOptions& policy_;
+  SetWatcher* watcher_;
   PolicyRecord record_;
   std::vector<KvCounters> layers_;
-  int64_t prompt_tokens_ = 0, gold_tokens_ = 0;
+  int64_t prompt_tokens_ = 0, gold_tokens_ = 0, masked_tokens_ = 0;
 };
+
+// With a space before each word: line ends are no difference, and a word at the beginning has the
+// tokens that it has further on.
+std::string even(std::string_view text) {
+  std::string out;
+  for (const std::string& word : split_words(text)) out += " " + word;
+  return out;
+}
 
 }  // namespace
 
+Result<Recitation> score_recitation(const Engine& engine, const std::string& text,
+                                    const std::vector<std::string>& evidence) {
+  const auto add_tokens = [&](const std::string& piece, std::vector<std::string>& out) -> Status {
+    CLO_ASSIGN(const auto ids, engine.encode(piece));
+    for (const int32_t id : ids) out.push_back(engine.token_bytes(id));
+    return Ok{};
+  };
+  Recitation recitation;
+  recitation.text = text;
+  const std::string quoted = even(text);
+  std::vector<std::string> tokens, evidence_tokens;
+  CLO_TRY(add_tokens(quoted, tokens));
+  size_t found = 0;
+  for (const std::string& sentence : evidence) {
+    CLO_TRY(add_tokens(even(sentence), evidence_tokens));
+    found += (quoted + " ").find(even(sentence) + " ") != std::string::npos;
+  }
+  recitation.tokens = lcs_recall(tokens, evidence_tokens);
+  if (!evidence.empty()) {
+    recitation.sentences = static_cast<double>(found) / static_cast<double>(evidence.size());
+  }
+  recitation.exact = !evidence.empty() && found == evidence.size();
+  return recitation;
+}
+
 Result<ItemRecord> run_item(Engine& engine, const EvalItem& item,
-                            const std::vector<NamedPolicy>& policies, SolveMode mode) {
+                            const std::vector<NamedPolicy>& policies, SolveMode mode,
+                            SetWatcher* watcher) {
   ItemRecord record;
   record.id = item.id();
   record.task = item.task;
@@ -119,10 +163,11 @@ Result<ItemRecord> run_item(Engine& engine, const EvalItem& item,
     if (policy.name != kDenseName) all.push_back(policy);
   }
   for (const NamedPolicy& policy : all) {
-    ItemRun run(engine, item, policy.options);
+    ItemRun run(engine, item, policy.options, watcher);
     CLO_ASSIGN(record.results[policy.name], run.run(mode));
     record.prompt_tokens = std::max(record.prompt_tokens, run.prompt_tokens());
     record.gold_tokens = run.gold_tokens();
+    record.masked_tokens = run.masked_tokens();
   }
   return record;
 }

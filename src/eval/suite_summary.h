@@ -21,6 +21,8 @@ struct PairedMean {
 };
 // Requires: as many of one as of the other.
 PairedMean paired_mean(const std::vector<double>& first, const std::vector<double>& second);
+// Of numbers that are no scores, as they are and not times 100: always drawn.
+PairedMean paired_numbers(const std::vector<double>& first, const std::vector<double>& second);
 
 struct SummaryRow {
   std::string task;
@@ -39,20 +41,5 @@ struct SummaryRow {
 // there are several.
 std::vector<SummaryRow> summarise(const std::vector<ItemRecord>& records,
                                   const std::vector<std::string>& policies);
-
-// A comparison that a suite is about, such as adjacent evidence with separated, on paired items.
-struct SuiteFigure {
-  std::string task;
-  int64_t context = 0;
-  std::string policy;
-  std::string name;  // "separated - adjacent"
-  double value = 0;  // points
-  std::optional<Interval> interval;
-};
-// multihop: separated - adjacent, reversed - forward. position: average over bins, largest gap of
-// bins. length: what filler costs dense, the policy, and both. Empty for other suites.
-std::vector<SuiteFigure> suite_figures(const std::string& suite,
-                                       const std::vector<ItemRecord>& records,
-                                       const std::vector<std::string>& policies);
 
 }  // namespace clo

@@ -9,6 +9,8 @@
 
 namespace clo {
 
+class TokenMask;
+
 struct WeightView {
   const std::byte* data = nullptr;  // [num_rows, num_cols], 64-byte aligned
   DType type = DType::kBF16;
@@ -101,6 +103,7 @@ struct SequenceLayerView {
   uint64_t* const* host_codes = nullptr;    // [num_pages] -> [kv_head][token] codes; null: none
   uint64_t* const* device_codes = nullptr;  // [num_pages] -> [kv_head][token] codes; null: none
   HeadCacheView* heads = nullptr;           // [num_kv_heads]
+  const TokenMask* mask = nullptr;          // null: none. By the CPU backend alone
 };
 
 // Writes K and V of new tokens to the ring (and sink), to resident rows, to the host page with
@@ -117,7 +120,8 @@ struct AppendParams {
   int64_t tokens_per_sequence = 0;
 };
 
-// Causal attention of new tokens over all tokens up to each of them.
+// Causal attention of new tokens over all tokens up to each of them; with a mask over the visible
+// ones and the token itself.
 struct PrefillAttentionParams {
   KvShape shape;
   SequenceLayerView sequence;
@@ -152,7 +156,7 @@ struct CosineParams {
 enum class SelectKind : uint8_t { kHash, kExact, kRandom };
 
 // Chooses the num_select best of tokens [first_candidate, end_candidate), in token order; among
-// equal scores the lower token wins.
+// equal scores the lower token wins. Masked tokens are no candidates.
 struct SelectTask {
   HeadTask head;
   const HashParams* hash = nullptr;
@@ -171,7 +175,8 @@ struct SelectParams {
   float scale = 0;
 };
 
-// Attention over [sink | set | ring] of each task, or over all rows.
+// Attention over [sink | set | ring] of each task, or over all rows; masked ones are left out.
+// Requires: the newest token is not masked.
 struct AttendParams {
   KvShape shape;
   const HeadTask* tasks = nullptr;
@@ -183,9 +188,9 @@ struct AttendParams {
       nullptr;  // [num_tasks, group_size] or null: -log of the largest weight, nats
 };
 
-// log of the sum of exp(score) over every row in context, or over those listed, read from the host
-// store or resident rows: what the attended rows are compared with when attention mass is measured
-// or sampled.
+// log of the sum of exp(score) over every visible row in context, or over those listed, read from
+// the host store or resident rows: what the attended rows are compared with when attention mass is
+// measured or sampled.
 struct FullScoreParams {
   KvShape shape;
   const HeadTask* tasks = nullptr;

@@ -4,7 +4,6 @@
 #include <charconv>
 
 #include "base/try.h"
-#include "io/safetensors.h"
 #include "io/safetensors_writer.h"
 
 namespace clo {
@@ -17,7 +16,14 @@ constexpr const char* kFormat = "clo-profile-2";
 Result<std::vector<float>> read_tensor(const SafetensorsFile& file, const std::string& name,
                                        const Shape& shape, const std::string& where) {
   const auto found = file.tensors().find(name);
-  if (found == file.tensors().end()) return std::vector<float>{};
+  if (found == file.tensors().end()) {
+    const auto other = file.unsupported_tensors().find(name);
+    if (other == file.unsupported_tensors().end()) return std::vector<float>{};
+    return Error{ErrorCode::kBadFile,
+                 "tensor " + name + " is of type " + other->second +
+                     ", expected F32, F16 or BF16: make the profile again with clo profile",
+                 where};
+  }
   const TensorView& tensor = found->second;
   if (tensor.shape != shape) {
     return Error{ErrorCode::kBadFile,
@@ -115,7 +121,11 @@ Result<HeadProfile> load_profile(const std::filesystem::path& path, const ModelC
 
 Result<Profile> load_whole_profile(const std::filesystem::path& path, const ModelConfig& c) {
   CLO_ASSIGN(const SafetensorsFile file, SafetensorsFile::open(path));
-  const std::string where = path.string();
+  return read_profile(file, c);
+}
+
+Result<Profile> read_profile(const SafetensorsFile& file, const ModelConfig& c) {
+  const std::string& where = file.where();
   const auto entry = [&](const char* key) {
     const auto found = file.metadata().find(key);
     return found == file.metadata().end() ? std::string() : found->second;
@@ -140,14 +150,13 @@ Result<Profile> load_whole_profile(const std::filesystem::path& path, const Mode
   CLO_ASSIGN(profile.heads.difficulty,
              read_tensor(file, "difficulty", {c.num_layers, c.num_kv_heads}, where));
   const auto hash = file.tensors().find("hash_weights");
-  if (hash != file.tensors().end()) {
-    const int64_t bits = hash->second.shape.empty() ? 0 : hash->second.shape.back();
-    const bool known = bits > 0 && bits <= 512 && bits % 64 == 0;
-    if (known) profile.code_bits = static_cast<int32_t>(bits);
-    CLO_ASSIGN(profile.heads.hash_weights,
-               read_tensor(file, "hash_weights",
-                           {c.num_layers, c.num_kv_heads, c.head_dim, known ? bits : 128}, where));
-  }
+  const bool has_hash = hash != file.tensors().end();
+  const int64_t bits = has_hash && !hash->second.shape.empty() ? hash->second.shape.back() : 0;
+  const bool known = bits > 0 && bits <= 512 && bits % 64 == 0;
+  if (known) profile.code_bits = static_cast<int32_t>(bits);
+  CLO_ASSIGN(profile.heads.hash_weights,
+             read_tensor(file, "hash_weights",
+                         {c.num_layers, c.num_kv_heads, c.head_dim, known ? bits : 128}, where));
   if (!profile.heads.hash_weights.empty()) {
     CLO_ASSIGN(profile.heads.hash_tokens, longest_context(entry("context"), where));
   }

@@ -12,6 +12,7 @@
 #include <string>
 
 #include "io/model_config.h"
+#include "io/safetensors.h"
 #include "profile/profile.h"
 
 namespace clo {
@@ -26,6 +27,8 @@ Result<HeadProfile> load_profile(const std::filesystem::path& path, const ModelC
 
 // All of it, whatever its code bits. Fails: as load_profile().
 Result<Profile> load_whole_profile(const std::filesystem::path& path, const ModelConfig& config);
+// The same from a file that is open.
+Result<Profile> read_profile(const SafetensorsFile& file, const ModelConfig& config);
 
 // The bytes of a file of the newest format.
 std::string profile_bytes(const Profile& profile, const ModelConfig& config);

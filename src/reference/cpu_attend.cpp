@@ -9,6 +9,7 @@
 
 #include "base/units.h"
 #include "kv/head_cache.h"
+#include "ops/token_mask.h"
 #include "reference/cpu_ops.h"
 
 namespace clo {
@@ -31,29 +32,40 @@ FixedTokens fixed_tokens(const HeadCacheView& head, int64_t context) {
 
 // The rows a head attends to, in the order sink, set, ring; beside compressed rows sink and ring
 // come first, as one run of loops reads rows of one kind. A set token that is still in the ring is
-// taken from the ring alone.
+// taken from the ring alone. A set has no masked tokens: these are no candidates.
 void list_rows(const KvShape& shape, const HeadTask& task, RowList& rows) {
   const HeadCacheView& head = *task.head;
   const int64_t stored_bytes = shape.stored_row_bytes();
   const int64_t context = task.context_tokens;
   const bool mixed = shape.compressed();
+  const TokenMask* mask = mask_of(task);
   rows.listed.clear();
   rows.num_full = rows.num_in_run = 0;
-  if (task.attend_all && !mixed) {
+  if (task.attend_all && !mixed && mask == nullptr) {
     rows.run = head.resident;
     rows.num_in_run = context;
     return;
   }
   const auto [sinks, ring_begin] = fixed_tokens(head, context);
   const auto list_fixed = [&, last = context](int64_t first, int64_t end) {
-    for (int64_t t = first; t < end; ++t) rows.listed.push_back(fixed_row(shape, head, t, last));
+    for (int64_t t = first; t < end; ++t) {
+      if (mask == nullptr || !mask->hides(t))
+        rows.listed.push_back(fixed_row(shape, head, t, last));
+    }
   };
   list_fixed(0, sinks);
   if (mixed) list_fixed(ring_begin, context);
   if (mixed) rows.num_full = std::ssize(rows.listed);
-  if (task.attend_all) {
+  if (task.attend_all && mask == nullptr) {
     rows.run = head.resident + sinks * stored_bytes;
     rows.num_in_run = ring_begin - sinks;
+    return;
+  }
+  if (task.attend_all) {
+    mask->for_each_visible(sinks, ring_begin, [&](int64_t t, int64_t end) {
+      for (; t < end; ++t) rows.listed.push_back(head.resident + t * stored_bytes);
+    });
+    if (!mixed) list_fixed(ring_begin, context);
     return;
   }
   for (int32_t slot = 0; slot < head.state->num_slots_used; ++slot) {
@@ -187,6 +199,11 @@ void CpuOps::full_scores(const FullScoreParams& p) {
         }
       }
     };
+    const auto scan_visible = [&](RowKind kind, int64_t begin, int64_t end, const auto& row_of) {
+      const TokenMask* mask = mask_of(task);
+      if (mask == nullptr) return scan(kind, begin, end, row_of);
+      mask->for_each_visible(begin, end, [&](int64_t a, int64_t b) { scan(kind, a, b, row_of); });
+    };
     const auto fixed = [&](int64_t token) {
       return fixed_row(shape, *task.head, token, task.context_tokens);
     };
@@ -198,9 +215,9 @@ void CpuOps::full_scores(const FullScoreParams& p) {
       const int64_t context = task.context_tokens;
       const auto [sinks, ring_begin] =
           shape.compressed() ? fixed_tokens(*task.head, context) : FixedTokens{0, context};
-      scan(full_kind(shape), 0, sinks, fixed);
-      scan(stored_kind(shape), sinks, ring_begin, stored);
-      scan(full_kind(shape), ring_begin, context, fixed);
+      scan_visible(full_kind(shape), 0, sinks, fixed);
+      scan_visible(stored_kind(shape), sinks, ring_begin, stored);
+      scan_visible(full_kind(shape), ring_begin, context, fixed);
     }
     for (int g = 0; g < group; ++g) {
       const auto at = static_cast<size_t>(g);

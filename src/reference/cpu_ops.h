@@ -18,6 +18,10 @@ RowKind full_kind(const KvShape& shape);
 RowKind stored_kind(const KvShape& shape);
 // The stored row of a token: a resident head's own, or in the host store.
 const std::byte* stored_row(const KvShape& shape, const HeadTask& task, int64_t token);
+// The mask of the task's sequence; null: none.
+inline const TokenMask* mask_of(const HeadTask& task) {
+  return task.sequence == nullptr ? nullptr : task.sequence->mask;
+}
 
 // The rows that a head attends to in a step: those listed, then a run of a resident head's.
 struct RowList {

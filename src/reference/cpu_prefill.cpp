@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "base/units.h"
+#include "ops/token_mask.h"
 #include "reference/cpu_ops.h"
 
 namespace clo {
@@ -33,6 +34,22 @@ void pack_page(const SimdTable& simd, const KvShape& shape, const std::byte* row
   }
 }
 
+// Of the first `limit` keys of a page, how many the query of token `own` sees.
+int visible_keys(const TokenMask& mask, int64_t page_begin, int limit, int64_t own) {
+  const int64_t end = page_begin + limit;
+  const bool sees_itself = own >= page_begin && own < end && mask.hides(own);
+  return static_cast<int>(mask.num_visible(page_begin, end)) + sees_itself;
+}
+
+// Masked keys weigh nothing. scores: [limit] of the query of token `own`.
+void hide_keys(const TokenMask& mask, int64_t page_begin, int limit, int64_t own, float* scores) {
+  mask.for_each_masked(page_begin, page_begin + limit, [&](int64_t t, int64_t end) {
+    for (; t < end; ++t) {
+      if (t != own) scores[t - page_begin] = -INFINITY;
+    }
+  });
+}
+
 }  // namespace
 
 void CpuOps::prefill_attention(const PrefillAttentionParams& p) {
@@ -44,6 +61,7 @@ void CpuOps::prefill_attention(const PrefillAttentionParams& p) {
   const int64_t end = p.first_token + p.num_tokens;
   const int64_t num_pages = divide_up(end, kPageTokens);
   const int64_t page_floats = int64_t{kPageTokens} * dim;
+  const TokenMask* mask = p.sequence.mask;
 
   const auto grow = [](std::vector<float>& v, int64_t size) {
     if (static_cast<int64_t>(v.size()) < size) v.resize(static_cast<size_t>(size));
@@ -80,14 +98,23 @@ void CpuOps::prefill_attention(const PrefillAttentionParams& p) {
       for (int r = 0; r < rows; ++r) {
         limit[r] = static_cast<int>(
             std::clamp<int64_t>(p.first_token + first + r + 1 - page_begin, 0, count));
+        if (mask != nullptr &&
+            !visible_keys(*mask, page_begin, limit[r], p.first_token + first + r)) {
+          limit[r] = 0;
+        }
         longest = std::max(longest, limit[r]);
       }
+      if (longest == 0) return;  // a page of masked tokens
       const int keys = static_cast<int>(round_up(longest, kStripKeys));
       float* scores = tile_[static_cast<size_t>(thread)].data();
       float* max = row_max_.data() + head * p.num_tokens + first;
       float* sum = row_sum_.data() + head * p.num_tokens + first;
       simd_.score_tile(p.queries + first * p.query_stride + head * dim, p.query_stride, rows,
                        packed_keys_.data() + page_floats * kv_head, dim, keys, p.scale, scores);
+      for (int r = 0; mask != nullptr && r < rows; ++r) {
+        hide_keys(*mask, page_begin, limit[r], p.first_token + first + r,
+                  scores + static_cast<int64_t>(r) * keys);
+      }
       simd_.softmax_tile(scores, rows, keys, limit, max, sum, rescale);
       simd_.value_tile(scores, rows, keys, rescale, packed_values_.data() + page_floats * kv_head,
                        dim, p.out + first * out_stride + head * dim, out_stride);

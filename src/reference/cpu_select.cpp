@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "base/check.h"
+#include "ops/token_mask.h"
 #include "reference/cpu_ops.h"
 
 namespace clo {
@@ -13,26 +14,45 @@ namespace {
 
 // Per-thread buffers, kept between steps so that selection does not allocate.
 struct Scratch {
+  std::vector<TokenRange> runs;  // of candidates, ascending: one, or those between masked tokens
   std::vector<uint16_t> distances;
   std::vector<float> scores;
   std::vector<float> sorted;
   std::vector<uint32_t> histogram;
 };
 
-// Calls piece(first token, count, codes) for each page's share of the candidate range.
+// Lists the runs of candidates. Returns how many candidates there are.
+int64_t list_runs(const SelectTask& task, std::vector<TokenRange>& runs) {
+  runs.clear();
+  const TokenMask* mask = mask_of(task.head);
+  if (mask == nullptr) {
+    runs.push_back({task.first_candidate, task.end_candidate});
+    return task.end_candidate - task.first_candidate;
+  }
+  mask->for_each_visible(task.first_candidate, task.end_candidate, [&](int64_t first, int64_t end) {
+    runs.push_back({first, end});
+  });
+  return mask->num_visible(task.first_candidate, task.end_candidate);
+}
+
+// Calls piece(count, codes) for each page's share of each run.
 template <typename Piece>
-void for_each_page(const SelectTask& task, int words, const Piece& piece) {
-  for (int64_t t = task.first_candidate; t < task.end_candidate;) {
-    const int64_t page = t / kPageTokens;
-    const int64_t last = std::min((page + 1) * kPageTokens, task.end_candidate);
-    const uint64_t* codes = task.head.sequence->device_codes[page] +
-                            (int64_t{task.head.kv_head} * kPageTokens + t % kPageTokens) * words;
-    piece(t, last - t, codes);
-    t = last;
+void for_each_page(const SelectTask& task, std::span<const TokenRange> runs, int words,
+                   const Piece& piece) {
+  for (const TokenRange& run : runs) {
+    for (int64_t t = run.first; t < run.end;) {
+      const int64_t page = t / kPageTokens;
+      const int64_t last = std::min((page + 1) * kPageTokens, run.end);
+      const uint64_t* codes = task.head.sequence->device_codes[page] +
+                              (int64_t{task.head.kv_head} * kPageTokens + t % kPageTokens) * words;
+      piece(last - t, codes);
+      t = last;
+    }
   }
 }
 
-void select_hash(const SimdTable& simd, const KvShape& shape, const SelectTask& task,
+// Scores of candidates lie side by side, in the order of their tokens: `count` of them.
+void select_hash(const SimdTable& simd, const KvShape& shape, const SelectTask& task, int64_t count,
                  Scratch& scratch) {
   const int group = shape.group_size(), words = shape.code_words();
   uint64_t queries[kMaxGroup * kMaxHeadDim / 64];
@@ -41,37 +61,38 @@ void select_hash(const SimdTable& simd, const KvShape& shape, const SelectTask& 
     encode_row(simd, *task.hash, task.head.query + g * shape.head_dim, queries + g * words,
                transform);
   }
-  const int64_t count = task.end_candidate - task.first_candidate;
   if (std::ssize(scratch.distances) < count) {
     scratch.distances.resize(static_cast<size_t>(count));
   }
   scratch.histogram.assign(static_cast<size_t>(group) * shape.code_bits + 1, 0);
-  for_each_page(task, words, [&](int64_t first, int64_t tokens, const uint64_t* codes) {
-    simd.hamming(codes, words, tokens, queries, group,
-                 scratch.distances.data() + (first - task.first_candidate),
-                 scratch.histogram.data());
+  uint16_t* distance_at = scratch.distances.data();
+  for_each_page(task, scratch.runs, words, [&](int64_t tokens, const uint64_t* codes) {
+    simd.hamming(codes, words, tokens, queries, group, distance_at, scratch.histogram.data());
+    distance_at += tokens;
   });
   // The largest distance still taken, and how many of those at exactly that distance.
   int64_t left = task.num_select;
   uint16_t threshold = 0;
   while (left > scratch.histogram[threshold]) left -= scratch.histogram[threshold++];
   int32_t* out = task.tokens;
-  for (int64_t i = 0; i < count; ++i) {
-    const uint16_t distance = scratch.distances[static_cast<size_t>(i)];
-    const bool tie = distance == threshold && left > 0;
-    left -= tie;
-    // Written always, kept only when taken: no branch to mispredict. The last write stays inside
-    // the buffer because nothing is written once num_select are taken.
-    if (out == task.tokens + task.num_select) break;
-    *out = static_cast<int32_t>(task.first_candidate + i);
-    out += distance < threshold || tie;
+  const uint16_t* next = scratch.distances.data();
+  for (const TokenRange& run : scratch.runs) {
+    for (int64_t t = run.first; t < run.end; ++t) {
+      const uint16_t distance = *next++;
+      const bool tie = distance == threshold && left > 0;
+      left -= tie;
+      // Written always, kept only when taken: no branch to mispredict. The last write stays inside
+      // the buffer because nothing is written once num_select are taken.
+      if (out == task.tokens + task.num_select) break;
+      *out = static_cast<int32_t>(t);
+      out += distance < threshold || tie;
+    }
   }
   CLO_CHECK(out == task.tokens + task.num_select, out - task.tokens, task.num_select);
 }
 
-// Takes the num_select largest scores; scores[i] belongs to token first_candidate + i.
-void take_largest(const SelectTask& task, Scratch& scratch) {
-  const auto count = static_cast<size_t>(task.end_candidate - task.first_candidate);
+// Takes the num_select largest of the first `count` scores.
+void take_largest(const SelectTask& task, size_t count, Scratch& scratch) {
   const auto wanted = static_cast<size_t>(task.num_select);
   scratch.sorted.assign(scratch.scores.begin(), scratch.scores.begin() + count);
   std::nth_element(scratch.sorted.begin(), scratch.sorted.begin() + (wanted - 1),
@@ -81,36 +102,38 @@ void take_largest(const SelectTask& task, Scratch& scratch) {
   for (size_t i = 0; i < count; ++i) above += scratch.scores[i] > threshold;
   size_t ties = wanted - above;
   int32_t* out = task.tokens;
-  for (size_t i = 0; i < count && out < task.tokens + wanted; ++i) {
-    const bool tie = scratch.scores[i] == threshold && ties > 0;
-    ties -= tie;
-    if (scratch.scores[i] > threshold || tie) {
-      *out++ = static_cast<int32_t>(task.first_candidate + static_cast<int64_t>(i));
+  const float* next = scratch.scores.data();
+  for (const TokenRange& run : scratch.runs) {
+    for (int64_t t = run.first; t < run.end && out < task.tokens + wanted; ++t) {
+      const float score = *next++;
+      const bool tie = score == threshold && ties > 0;
+      ties -= tie;
+      if (score > threshold || tie) *out++ = static_cast<int32_t>(t);
     }
   }
 }
 
-void select_exact(const SimdTable& simd, const KvShape& shape, const SelectTask& task, float scale,
-                  Scratch& scratch) {
+void select_exact(const SimdTable& simd, const KvShape& shape, const SelectTask& task, size_t count,
+                  float scale, Scratch& scratch) {
   const int group = shape.group_size(), dim = shape.head_dim;
-  const auto count = static_cast<size_t>(task.end_candidate - task.first_candidate);
   std::vector<float> query(static_cast<size_t>(group * dim));
   for (int i = 0; i < group * dim; ++i) query[static_cast<size_t>(i)] = task.head.query[i] * scale;
   std::vector<float> by_head(count * static_cast<size_t>(group));
   float block[kMaxGroup * kBlockRows];
-  for (size_t first = 0; first < count; first += kBlockRows) {
-    const int here = static_cast<int>(std::min<size_t>(kBlockRows, count - first));
-    const std::byte* rows[kBlockRows];
-    for (int i = 0; i < here; ++i) {
-      rows[i] =
-          stored_row(shape, task.head, task.first_candidate + static_cast<int64_t>(first) + i);
-    }
-    simd.score_rows(stored_kind(shape), dim, group, rows, here, query.data(), block);
-    for (int g = 0; g < group; ++g) {
-      for (int i = 0; i < here; ++i) {
-        by_head[static_cast<size_t>(g) * count + first + static_cast<size_t>(i)] =
-            block[g * kBlockRows + i];
+  size_t first = 0;
+  for (const TokenRange& run : scratch.runs) {
+    for (int64_t t = run.first; t < run.end; t += kBlockRows) {
+      const int here = static_cast<int>(std::min<int64_t>(kBlockRows, run.end - t));
+      const std::byte* rows[kBlockRows];
+      for (int i = 0; i < here; ++i) rows[i] = stored_row(shape, task.head, t + i);
+      simd.score_rows(stored_kind(shape), dim, group, rows, here, query.data(), block);
+      for (int g = 0; g < group; ++g) {
+        for (int i = 0; i < here; ++i) {
+          by_head[static_cast<size_t>(g) * count + first + static_cast<size_t>(i)] =
+              block[g * kBlockRows + i];
+        }
       }
+      first += static_cast<size_t>(here);
     }
   }
   // Sum over the group of each head's softmax over the candidates.
@@ -125,11 +148,10 @@ void select_exact(const SimdTable& simd, const KvShape& shape, const SelectTask&
       scratch.scores[i] += std::isnan(weight) ? 0.0f : weight;
     }
   }
-  take_largest(task, scratch);
+  take_largest(task, count, scratch);
 }
 
-void select_random(const SelectTask& task, Scratch& scratch) {
-  const auto count = static_cast<size_t>(task.end_candidate - task.first_candidate);
+void select_random(const SelectTask& task, size_t count, Scratch& scratch) {
   scratch.scores.resize(std::max(scratch.scores.size(), count));
   for (size_t i = 0; i < count; ++i) {
     uint64_t z = task.random_seed + 0x9E3779B97F4A7C15u * (i + 1);
@@ -137,7 +159,7 @@ void select_random(const SelectTask& task, Scratch& scratch) {
     z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
     scratch.scores[i] = static_cast<float>(z >> 40);
   }
-  take_largest(task, scratch);
+  take_largest(task, count, scratch);
 }
 
 }  // namespace
@@ -165,24 +187,27 @@ void CpuOps::select(const SelectParams& p) {
   pool_.run(p.num_tasks, [&](int64_t t, int) {
     const SelectTask& task = p.tasks[t];
     static thread_local Scratch scratch;
-    const int64_t count = task.end_candidate - task.first_candidate;
+    const int64_t count = list_runs(task, scratch.runs);
     CLO_CHECK(task.num_select >= 0 && task.num_select <= count, task.num_select, count);
     if (task.num_select == 0) return;
     if (task.num_select == count) {
-      for (int64_t i = 0; i < count; ++i) {
-        task.tokens[i] = static_cast<int32_t>(task.first_candidate + i);
+      int32_t* out = task.tokens;
+      for (const TokenRange& run : scratch.runs) {
+        for (int64_t token = run.first; token < run.end; ++token) {
+          *out++ = static_cast<int32_t>(token);
+        }
       }
       return;
     }
     switch (task.kind) {
       case SelectKind::kHash:
-        select_hash(simd_, p.shape, task, scratch);
+        select_hash(simd_, p.shape, task, count, scratch);
         break;
       case SelectKind::kExact:
-        select_exact(simd_, p.shape, task, p.scale, scratch);
+        select_exact(simd_, p.shape, task, static_cast<size_t>(count), p.scale, scratch);
         break;
       case SelectKind::kRandom:
-        select_random(task, scratch);
+        select_random(task, static_cast<size_t>(count), scratch);
         break;
     }
   });

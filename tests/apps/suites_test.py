@@ -15,7 +15,7 @@ SUITES = {  # arguments that give a few short items
     "niah": (["--context", "1024", "--items", "1", "--depths", "2"], 2),
     "infinite": (["--context", "640", "--items", "1"], 6),
     "position": (["--context", "1024", "--items", "2"], 6),
-    "length": (["--context", "1024", "--items", "1"], 5),
+    "length": (["--context", "1024", "--items", "1"], 7),
     "longbench": (["--context", "1280", "--items", "1"], 7),
     "multihop": (["--context", "4096", "--items", "1", "--item", "multihop/2_hops/4096/3"], 1),
 }
@@ -56,6 +56,7 @@ class Suites(SuiteCase):
                 for name, item in items.items():
                     self.assertEqual(set(item["results"]), {"dense", "default"})
                     self.assertLessEqual(item["prompt_tokens"], item["context"])
+                    self.assertEqual(item["masked_tokens"] > 0, "masked" in item["task"])
                     self.assertTrue(name.startswith(suite + "/"))
                     for result in item["results"].values():
                         self.assertGreaterEqual(result["score"], 0)
@@ -97,8 +98,70 @@ class Suites(SuiteCase):
             self.eval("length", "--context", "1536", "--tasks", "prose_start", "--items", "1",
                       "--retrieve-then-solve", mode, "-o", mode + ".jsonl")
             (item,) = self.items(mode + ".jsonl").values()
-            self.assertIn("recitation", item["results"]["dense"])
-            self.assertGreaterEqual(item["results"]["dense"]["recited"], 0)
+            recitation = item["results"]["dense"]["recitation"]
+            self.assertEqual(set(recitation), {"text", "sentences", "tokens", "exact"})
+            self.assertEqual(recitation["exact"], recitation["sentences"] == 1)
+
+    def test_sets_are_measured_where_asked_for(self):
+        args = ["--context", "4096", "--items", "1", "--item", "multihop/2_hops/4096/3",
+                "--set-tokens", "64", "--preset", "default"]
+        self.eval("multihop", *args, "-o", "plain.jsonl")
+        self.eval("multihop", *args, "--measure-sets", "-o", "out.jsonl")
+        (plain,), (item,) = self.items("plain.jsonl").values(), self.items().values()
+        for name, result in item["results"].items():
+            sets = result.pop("sets")
+            self.assertEqual(sets["modes"], 8 * 4 * result["steps"])
+            choosing = 0 if name == "dense" else 8 * 2
+            self.assertEqual(sets["overlaps"], choosing * max(0, result["steps"] - 1))
+            self.assertLessEqual(sets["overlap_sum"], sets["overlaps"])
+        self.assertEqual(item, plain)  # looking changes nothing
+        self.refused(3, ["out.jsonl:1", "another run", "measure_sets"], "eval", "multihop", "-m",
+                     self.recall, *args, "-o", "out.jsonl")
+        self.refused(3, ["--measure-sets and --backend cuda"], "eval", "multihop", "-m",
+                     self.recall, *args, "--measure-sets", "--backend", "cuda")
+
+    def test_figures_of_the_suites(self):
+        self.eval("ruler", "--context", "1024,2048", "--items", "1", "--tasks", "niah_single_1,vt",
+                  "-o", "ruler.jsonl")
+        figures = [line for line in self.lines("ruler.jsonl") if line["kind"] == "figure"]
+        self.assertEqual([f["name"] for f in figures if f["policy"] == "dense"],
+                         ["effective length", "Avg.", "wAvg. (inc)", "wAvg. (dec)"])
+        for figure in figures:
+            self.assertIn("2 of 13 tasks", figure["note"])
+        means = {line["context"]: line["score"] for line in self.lines("ruler.jsonl")
+                 if line["kind"] == "summary" and (line["task"], line["policy"]) == ("all", "dense")}
+        dense = {f["name"]: f["value"] for f in figures if f["policy"] == "dense"}
+        self.assertAlmostEqual(dense["wAvg. (inc)"], (means[1024] + 2 * means[2048]) / 3)
+        self.assertAlmostEqual(dense["wAvg. (dec)"], (2 * means[1024] + means[2048]) / 3)
+        reached = [context for context, score in means.items() if score >= 85.6]
+        self.assertEqual(dense["effective length"], max(reached, default=0))
+        self.eval("position", "--context", "1024", "--tasks", "database", "--items", "8",
+                  "-o", "position.jsonl", "--html", "page.html")
+        names = {f["name"]: f["unit"] for f in self.lines("position.jsonl")
+                 if f["kind"] == "figure" and f["policy"] == "default"}
+        for what in ("", "gold: "):
+            self.assertEqual(names[what + "standard deviation over bins"], "points")
+        with open(self.path("page.html")) as file:
+            self.assertIn("<h2>Evidence attended, by position</h2>", file.read())
+
+    def test_masked_filler_is_in_no_context(self):
+        self.eval("length", "--context", "1536", "--filler", "prose,masked", "--items", "1",
+                  "--set-tokens", "20", "--preset", "default", "-o", "out.jsonl")
+        items = {item["task"]: item for item in self.items().values()}
+        self.assertEqual(set(items), {"prose_start", "prose_end", "masked_start", "masked_end"})
+        for task, item in items.items():
+            self.assertEqual(item["prompt_tokens"], items["prose_start"]["prompt_tokens"])
+            visible = item["prompt_tokens"] - item["masked_tokens"]
+            self.assertEqual(visible < 500, task.startswith("masked"))
+            for result in item["results"].values():
+                rows = sum(visible + step for step in range(1, result["steps"] + 1))
+                self.assertEqual(result["rows_in_context"], 8 * 2 * rows)
+            self.assertLess(item["results"]["default"]["rows_attended"],
+                            item["results"]["default"]["rows_in_context"])
+        self.eval("length", "--context", "1536", "--tasks", "masked_end", "--items", "1",
+                  "--retrieve-then-solve", "keep", "-o", "keep.jsonl")
+        (item,) = self.items("keep.jsonl").values()
+        self.assertGreater(item["masked_tokens"], 300)
 
     def test_without_a_chat_template(self):
         model = self.copy("recall")
@@ -266,14 +329,11 @@ class BadSuites(SuiteCase):
         self.refuse(2, ["--tasks", "vtt", "niah_single_1", "fwe"], "ruler", "--tasks", "vt,vtt")
         self.refuse(2, ["--item", "ruler/vt/9", "ruler/niah_single_1/4096/0"], "ruler", "--item",
                     "ruler/vt/9")
-        self.refuse(2, ["--filler", "noise", "whitespace"], "length", "--filler", "noise")
+        self.refuse(2, ["--filler", "noise", "whitespace", "masked"], "length", "--filler", "noise")
         self.refuse(2, ["--retrieve-then-solve", "often", "fresh", "keep"], "length",
                     "--retrieve-then-solve", "often")
         self.refuse(2, ["--against", "hata", "dense"], "ruler", "--against", "hata")
         self.refuse(2, ["--preset", "fast", "hata"], "ruler", "--preset", "default,fast")
-
-    def test_masked_filler_is_refused_by_name(self):
-        self.refuse(3, ["--filler", "masked", "mask"], "length", "--filler", "masked")
 
     def test_numbers_out_of_range(self):
         for items in ("0", "-1"):

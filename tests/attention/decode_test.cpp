@@ -27,6 +27,9 @@ struct Actor {
       : world(in_world), tokens(std::move(prompt_tokens)), seed(its_seed) {
     SequenceKv::Options with_prompt = options;
     with_prompt.prompt = tokens;
+    for (const TokenRange& range : options.masked) {
+      for (int64_t t = range.first; t < range.end; ++t) masked.insert(t);
+    }
     auto made = SequenceKv::create(world.system, with_prompt);
     if (made) kv = std::move(*made);
     for (int32_t layer = 0; layer < world.shape.num_layers; ++layer) {
@@ -41,6 +44,12 @@ struct Actor {
     auto& query = queries[static_cast<size_t>(layer)];
     for (size_t i = 0; i < query.size(); ++i) query[i] = kept * query[i] + 0.3f * noise[i];
   }
+  // Tokens of [first, end) that attention may see.
+  int64_t num_visible(int64_t first, int64_t end) const {
+    int64_t count = 0;
+    for (int64_t t = first; t < end; ++t) count += !masked.contains(t);
+    return count;
+  }
   const float* group_query(int32_t layer, int32_t kv_head) const {
     return queries[static_cast<size_t>(layer)].data() +
            int64_t{kv_head} * world.shape.group_size() * world.shape.head_dim;
@@ -49,6 +58,7 @@ struct Actor {
   KvWorld& world;
   std::unique_ptr<SequenceKv> kv;
   std::vector<int32_t> tokens;
+  std::set<int64_t> masked;
   uint64_t seed;
   uint64_t num_moves = 0;
   std::vector<std::vector<float>> queries;  // [layer] of the step at hand
@@ -100,8 +110,10 @@ struct AttendedRow {
   bool full;  // or stored
 };
 
-// Sink, set and ring of a head, by the words of the design and not by the code that lists them.
-std::vector<AttendedRow> attended_rows(const KvShape& shape, const HeadTask& task) {
+// Sink, set and ring of a head, by the words of the design and not by the code that lists them. A
+// set is taken as it is, so that a masked token in it shows.
+std::vector<AttendedRow> attended_rows(const KvShape& shape, const HeadTask& task,
+                                       const std::set<int64_t>& masked) {
   const HeadCacheView& head = *task.head;
   const int64_t full = shape.row_bytes(), stored = shape.stored_row_bytes();
   const int64_t context = task.context_tokens;
@@ -109,6 +121,7 @@ std::vector<AttendedRow> attended_rows(const KvShape& shape, const HeadTask& tas
   const bool has_fixed = !head.is_resident() || shape.compressed();
   std::vector<AttendedRow> rows;
   for (int64_t t = 0; t < context; ++t) {
+    if (masked.contains(t)) continue;
     const bool fixed = t < head.sink_tokens || t >= context - head.ring_tokens;
     if (fixed && has_fixed) {
       rows.push_back(
@@ -244,13 +257,14 @@ class Simulation {
   void check_task(Actor& actor, const HeadTask& task) {
     const PolicyOptions& policy = actor.kv->policy();
     const int64_t context = task.context_tokens;
-    const auto rows = attended_rows(world_.shape, task);
+    const auto rows = attended_rows(world_.shape, task, actor.masked);
     std::set<int64_t> tokens;
     std::map<int64_t, Form> forms;
     for (const AttendedRow& row : rows) {
       forms[row.token] = form_of(actor, row);
       REQUIRE_THAT(row.token >= 0);
       REQUIRE_THAT(row.token < context);
+      REQUIRE_THAT(!actor.masked.contains(row.token));
       REQUIRE_THAT(tokens.insert(row.token).second);  // none twice
       REQUIRE_THAT(world_.device.contains(row.row));
       // The slot holds the row of the token that its map names.
@@ -261,19 +275,17 @@ class Simulation {
       REQUIRE_THAT(found.key == expected.key);
       REQUIRE_THAT(found.value == expected.value);
     }
-    for (int64_t t = 0; t < std::min<int64_t>(policy.sink, context); ++t) {
-      REQUIRE_THAT(tokens.contains(t));
-    }
-    for (int64_t t = std::max<int64_t>(0, context - policy.recent); t < context; ++t) {
-      REQUIRE_THAT(tokens.contains(t));
+    for (int64_t t = 0; t < context; ++t) {
+      if (t >= policy.sink && t < context - policy.recent) continue;
+      REQUIRE_THAT(tokens.contains(t) == !actor.masked.contains(t));
     }
     ++num_checked_;
     seen_.push_back(std::move(forms));
     if (task.attend_all) {
-      REQUIRE_THAT(std::ssize(tokens) == context);
+      REQUIRE_THAT(std::ssize(tokens) == actor.num_visible(0, context));
       return;
     }
-    check_visible(policy, task, tokens);
+    check_visible(actor, task, tokens);
     for (const TokenRange& range : actor.kv->watched) {
       watched_rows_ += std::max<int64_t>(0, std::min(range.end, context) - range.first);
       watched_rows_attended_ +=
@@ -288,21 +300,27 @@ class Simulation {
   }
 
   // Rule 1: a token that is neither sink nor in the ring was a candidate at the last selection.
-  void check_visible(const PolicyOptions& policy, const HeadTask& task,
-                     const std::set<int64_t>& tokens) {
+  void check_visible(const Actor& actor, const HeadTask& task, const std::set<int64_t>& tokens) {
+    const PolicyOptions& policy = actor.kv->policy();
     const HeadState& state = *task.head->state;
     const int64_t context = task.context_tokens;
     REQUIRE_THAT(state.has_label == 1);
     REQUIRE_THAT(state.label_length <= context);
+    const auto wanted = [&](int64_t length) {  // of a set: k, and candidates
+      const CandidateRange range = candidates(policy, length);
+      return std::pair(set_size(policy, actor.num_visible(0, length)),
+                       actor.num_visible(range.first, range.end));
+    };
     REQUIRE_THAT(state.candidates_end == candidates(policy, state.label_length).end);
-    REQUIRE_THAT(state.num_set_tokens == std::min(set_size(policy, state.label_length),
-                                                  candidates(policy, state.label_length).size()));
+    const auto [k_then, candidates_then] = wanted(state.label_length);
+    REQUIRE_THAT(state.num_set_tokens == std::min(k_then, candidates_then));
     if (policy.max_label_age > 0) {
       REQUIRE_THAT(context - state.label_length <= policy.max_label_age);
       REQUIRE_THAT(state.candidates_end >= std::min(context, context - task.head->ring_tokens));
     }
     // A set that can hold everything does, so that k >= context is dense attention.
-    if (covers(policy, context)) REQUIRE_THAT(std::ssize(tokens) == context);
+    const auto [k, num_candidates] = wanted(context);
+    if (k >= num_candidates) REQUIRE_THAT(std::ssize(tokens) == actor.num_visible(0, context));
     // A threshold above 1 is plain top-k where the true query decides.
     const bool true_query =
         policy.predict == Predict::kNone || policy.correction == Correction::kTrueQuery;
@@ -361,6 +379,13 @@ void check_counters(const KvWorld& world, const Actor& actor, int64_t steps) {
   RC_ASSERT(total.rows_fetched + total.rows_saved_by_delta == total.rows_requested);
   if (policy.fetch == Fetch::kWhole) RC_ASSERT(total.rows_saved_by_delta == 0);
   RC_ASSERT(total.rows_attended <= total.rows_in_context);
+  const int64_t context = std::ssize(actor.tokens);
+  int64_t in_context = 0;
+  for (int64_t length = context - steps + 1; length <= context; ++length) {
+    in_context += actor.num_visible(0, length);
+  }
+  RC_ASSERT(total.rows_in_context ==
+            in_context * world.shape.num_layers * world.shape.num_kv_heads);
   RC_ASSERT(total.full_rows_attended <= total.rows_attended);
   RC_ASSERT((total.full_rows_attended > 0) == world.shape.compressed());
   const int64_t heads = int64_t{world.shape.num_layers} * world.shape.num_kv_heads;
@@ -370,6 +395,18 @@ void check_counters(const KvWorld& world, const Actor& actor, int64_t steps) {
   if (policy.select != Select::kExact) RC_ASSERT(total.oracle_rows == 0);
   if (policy.threshold && *policy.threshold > 1) RC_ASSERT(total.hits == 0);
   if (policy.max_label_age == 0) RC_ASSERT(total.aged == 0);
+}
+
+// None, or some runs of the prompt's tokens, never its last.
+std::vector<TokenRange> arbitrary_mask(int64_t prompt) {
+  std::vector<TokenRange> ranges;
+  if (*rc::gen::inRange(0, 3) > 0) return ranges;
+  for (int64_t t = *rc::gen::inRange<int64_t>(0, prompt); t + 1 < prompt;) {
+    const int64_t end = *rc::gen::inRange<int64_t>(t + 1, prompt);
+    ranges.push_back({t, end});
+    t = end + *rc::gen::inRange<int64_t>(0, 20);
+  }
+  return ranges;
 }
 
 RC_GTEST_PROP(Decode, NoTokenBecomesInvisibleAndEachIsAttendedOnce, ()) {
@@ -389,11 +426,16 @@ RC_GTEST_PROP(Decode, NoTokenBecomesInvisibleAndEachIsAttendedOnce, ()) {
     options.capacity_tokens = prompt + steps;
     options.num_budget_heads = *rc::gen::inRange(0, 3);
     options.random_seed = static_cast<uint64_t>(a);
+    const std::vector<TokenRange> masked = arbitrary_mask(prompt);
+    options.masked = masked;
+    options.host_copy = masked.empty();
     actors.push_back(
         std::make_unique<Actor>(world, options, std::move(tokens), static_cast<uint64_t>(a) + 1));
     RC_ASSERT(actors.back()->kv != nullptr);
     const int64_t watched = *rc::gen::inRange<int64_t>(0, prompt);
-    actors.back()->kv->watched = {{watched / 3, watched}, {watched, prompt}};
+    if (masked.empty()) {
+      actors.back()->kv->watched = {{watched / 3, watched}, {watched, prompt}};
+    }
     batch.push_back(actors.back().get());
   }
   Simulation simulation(world, batch);

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "clo/report.h"
+#include "engine/checks.h"
 #include "engine/memory.h"
 
 namespace clo {
@@ -42,6 +43,22 @@ TEST(ForBackend, LeavesWhatWasAskedFor) {
   uncorrected.correction = Correction::kNone;
   EXPECT_EQ(for_backend(uncorrected, Backend::kCuda).predict, Predict::kPreviousStep);
   EXPECT_EQ(for_backend(uncorrected, Backend::kCuda).correction, Correction::kNone);
+}
+
+TEST(CheckBackendHas, RefusesWhatTheCpuAloneHasByName) {
+  Request plain, watched, masked;
+  watched.watched_ranges = {{0, 1}};
+  masked.masked_ranges = {{0, 1}};
+  EXPECT_TRUE(check_backend_has(plain, Backend::kCuda));
+  for (const auto& [request, field] :
+       {std::pair{&watched, "watched_ranges"}, {&masked, "masked_ranges"}}) {
+    EXPECT_TRUE(check_backend_has(*request, Backend::kCpu)) << field;
+    const Status refused = check_backend_has(*request, Backend::kCuda);
+    ASSERT_FALSE(refused) << field;
+    EXPECT_EQ(refused.error().code, ErrorCode::kUnsupported);
+    EXPECT_EQ(refused.error().where, field);
+    EXPECT_NE(refused.error().message.find("--backend cpu"), std::string::npos);
+  }
 }
 
 TEST(CheckDeviceRows, RefusesWhatIsNotTheModelsTypeByName) {

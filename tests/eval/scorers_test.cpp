@@ -50,6 +50,13 @@ TEST(RougeL, IsTheLongestCommonSubsequence) {
   EXPECT_DOUBLE_EQ(score(Metric::kRougeLChinese, {"我爱北京"}, "我在北京"), 0.75);
 }
 
+TEST(Recall, IsTheShareOfTheReferenceInTheCommonSubsequence) {
+  EXPECT_DOUBLE_EQ(lcs_recall({"x", "a", "y", "b", "d"}, {"a", "b", "c", "d"}), 0.75);
+  EXPECT_DOUBLE_EQ(lcs_recall({"d", "c"}, {"c", "d"}), 0.5);  // in order
+  EXPECT_DOUBLE_EQ(lcs_recall({}, {"a"}), 0);
+  EXPECT_DOUBLE_EQ(lcs_recall({"a"}, {}), 0);
+}
+
 TEST(Class, TheOneNamedCountsInFull) {
   const std::vector<std::string> classes = {"City", "Other city", "Date", "Speed"};
   EXPECT_DOUBLE_EQ(class_score("City", "City", classes), 1);

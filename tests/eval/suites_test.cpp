@@ -13,6 +13,7 @@
 
 #include "clo/engine.h"
 #include "eval/scorers.h"
+#include "eval/suite_run.h"
 #include "eval/world.h"
 #include "text/tokenizer.h"
 
@@ -336,6 +337,110 @@ TEST(Length, FillerAndPlaceChangeTheTextAlone) {
       EXPECT_GT(at, 0.5);
     }
   }
+}
+
+// Masked filler is the prose of the other tasks, and its tokens are all but those at the edges.
+TEST(Length, MaskedFillerIsTheProseOfTheOthers) {
+  const Engine& engine = recall_engine();
+  const PromptMaker prompts(engine);
+  const Suite& suite = *find_suite("length");
+  for (const std::string place : {"_start", "_end"}) {
+    const EvalItem item =
+        made(suite, request_for(suite, "masked" + place, 2048, 5, prompts.counter()));
+    const EvalItem prose =
+        made(suite, request_for(suite, "prose" + place, 2048, 5, prompts.counter()));
+    EXPECT_EQ(item.text, prose.text);
+    EXPECT_TRUE(prose.masked.empty());
+    ASSERT_EQ(item.masked.size(), 1u);
+    const TextSpan span = item.masked[0];
+    for (const TextSpan& gold : item.gold) {
+      EXPECT_TRUE(gold.end <= span.begin || gold.begin >= span.end);
+    }
+    const std::string filler = item.text.substr(span.begin, span.end - span.begin);
+    EXPECT_GT(filler.size(), item.text.size() / 2);
+    // In the turn that asks for a quotation it stands at the same place.
+    for (const std::string* turn : {&item.text, &item.recite}) {
+      Request request = prompts.request(item);
+      prompts.set_turns(item, {*turn}, request);
+      const auto ids = engine.tokenize(request);
+      const auto ranges =
+          prompts.token_ranges(request, *turn, item.masked, PromptMaker::Edges::kOut);
+      ASSERT_TRUE(ids && ranges);
+      ASSERT_EQ(ranges->size(), 1u);
+      std::string masked;
+      for (int64_t t = ranges->front().first; t < ranges->front().end; ++t) {
+        masked += engine.token_bytes((*ids)[static_cast<size_t>(t)]);
+      }
+      EXPECT_NE(filler.find(masked), std::string::npos);
+      EXPECT_GT(masked.size() + 20, filler.size());
+    }
+  }
+}
+
+// A span from the middle of a word to the middle of another: tokens at its edges are in or out.
+TEST(TokenRanges, EdgesAreInOrOut) {
+  const Engine& engine = recall_engine();
+  const PromptMaker prompts(engine);
+  Request request;
+  request.prompt = "alpha bravo charlie delta echo foxtrot";
+  const std::string text = request.prompt;
+  const auto ids = engine.tokenize(request);
+  ASSERT_TRUE(ids);
+  for (size_t begin = 0; begin < text.size(); ++begin) {
+    for (size_t end = begin + 1; end <= text.size(); ++end) {
+      std::vector<int64_t> in, out;
+      size_t at = 0;
+      for (size_t t = 0; t < ids->size(); ++t) {
+        const size_t next = at + engine.token_bytes((*ids)[t]).size();
+        if (at < end && next > begin) in.push_back(static_cast<int64_t>(t));
+        if (at >= begin && next <= end) out.push_back(static_cast<int64_t>(t));
+        at = next;
+      }
+      const auto found = [&](PromptMaker::Edges edges) {
+        const auto ranges = prompts.token_ranges(request, text, {{begin, end}}, edges);
+        std::vector<int64_t> tokens;
+        for (const TokenRange& range : *ranges) {
+          for (int64_t t = range.first; t < range.end; ++t) tokens.push_back(t);
+        }
+        return tokens;
+      };
+      ASSERT_EQ(found(PromptMaker::Edges::kIn), in) << begin << " " << end;
+      ASSERT_EQ(found(PromptMaker::Edges::kOut), out) << begin << " " << end;
+    }
+  }
+}
+
+TEST(Recitations, CountSentencesAndTokens) {
+  const Engine& engine = recall_engine();
+  const std::vector<std::string> evidence = {"The value of ABCDE is 17.",
+                                             "The value of FGHIJ is 4."};
+  const auto scored = [&](const std::string& text) {
+    const auto recitation = score_recitation(engine, text, evidence);
+    EXPECT_TRUE(recitation);
+    EXPECT_EQ(recitation->text, text);
+    return *recitation;
+  };
+  const Recitation whole =
+      scored("Of course:\nThe value of ABCDE  is 17.\nThe value of FGHIJ is 4.");
+  EXPECT_TRUE(whole.exact);
+  EXPECT_EQ(whole.sentences, 1);
+  EXPECT_EQ(whole.tokens, 1);
+  const Recitation half = scored("The value of FGHIJ is 4.");
+  EXPECT_FALSE(half.exact);
+  EXPECT_EQ(half.sentences, 0.5);
+  const auto first = *engine.encode(" The value of ABCDE is 17.");
+  const auto second = *engine.encode(" The value of FGHIJ is 4.");
+  EXPECT_DOUBLE_EQ(half.tokens, static_cast<double>(second.size()) /
+                                    static_cast<double>(first.size() + second.size()));
+  // A longer number is another sentence, though all its tokens may be there; nothing is nothing.
+  EXPECT_EQ(scored("The value of ABCDE is 170. The value of FGHIJ is 4.5").sentences, 0);
+  const Recitation wrong = scored("The value of ABCDE is 98. The value of FGHIJ is 4.");
+  EXPECT_EQ(wrong.sentences, 0.5);
+  EXPECT_GT(wrong.tokens, 0.5);
+  EXPECT_LT(wrong.tokens, 1);
+  const Recitation nothing = scored("");
+  EXPECT_EQ(nothing.sentences + nothing.tokens, 0);
+  EXPECT_FALSE(nothing.exact);
 }
 
 TEST(Position, ASetSharesItsContext) {

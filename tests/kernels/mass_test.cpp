@@ -51,8 +51,8 @@ class MassTest : public GpuTest {
       return looked;
     }
     std::vector<int32_t> tokens;
-    draw_rows(*task.head, context, kLayer * shape.num_kv_heads + kv_head, looked.outside, num_rows,
-              tokens);
+    draw_rows(*task.head, nullptr, context, kLayer * shape.num_kv_heads + kv_head, looked.outside,
+              num_rows, tokens);
     std::vector<float> drawn(group);
     world.cpu().full_scores(
         {shape, &task, 1, kScale, drawn.data(), tokens.data(), std::ssize(tokens)});

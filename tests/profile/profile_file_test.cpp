@@ -59,6 +59,23 @@ class ProfileFile : public testing::Test {
   void TearDown() override { std::remove(path_.c_str()); }
 };
 
+// What a file has under a known name is read or refused: never passed over.
+TEST_F(ProfileFile, ATensorOfAnotherTypeIsRefused) {
+  std::string header = R"({"__metadata__":{"format":"clo-profile-2","model":")" +
+                       model_fingerprint(small_config()) +
+                       R"("},"importance":{"dtype":"I8","shape":[2,4],"data_offsets":[0,8]}})";
+  std::string bytes(8, '\0');
+  for (int i = 0; i < 8; ++i)
+    bytes[static_cast<size_t>(i)] = static_cast<char>(header.size() >> (8 * i));
+  write(bytes + header + std::string(8, '\1'));
+  const auto loaded = load_whole_profile(path_, small_config());
+  ASSERT_FALSE(loaded);
+  EXPECT_EQ(loaded.error().where, path_);
+  for (const char* part : {"importance", "I8", "F32, F16 or BF16"}) {
+    EXPECT_NE(loaded.error().message.find(part), std::string::npos) << loaded.error().message;
+  }
+}
+
 TEST_F(ProfileFile, ReadsBackWhatWasWritten) {
   Profile profile = full_profile();
   write(profile_bytes(profile, small_config()));

@@ -38,4 +38,15 @@ inline std::vector<HeadCacheSpec> arbitrary_heads(const KvShape& shape, int64_t 
   return heads;
 }
 
+// Some runs of tokens, never the last.
+inline std::vector<TokenRange> arbitrary_mask(int64_t tokens) {
+  std::vector<TokenRange> ranges;
+  for (int64_t t = *rc::gen::inRange<int64_t>(0, tokens); t + 1 < tokens;) {
+    const int64_t end = std::min(tokens - 1, t + *rc::gen::element<int64_t>(1, 2, 30, 256, 500));
+    ranges.push_back({t, end});
+    t = end + *rc::gen::element<int64_t>(0, 1, 20, 250);
+  }
+  return ranges;
+}
+
 }  // namespace clo

@@ -315,6 +315,67 @@ TEST(Attend, ACompressedRowThatIsNotFinitePoisonsItsHead) {
   }
 }
 
+// Masked rows change nothing, whatever they hold: attention over the others, and the same bits when
+// the masked rows are NaN.
+RC_GTEST_PROP(Attend, MaskedRowsAreLeftOut, ()) {
+  const KvShape shape = arbitrary_shape();
+  const int64_t context = arbitrary_length(600);
+  Scene scene(shape, arbitrary_heads(shape, context + 3), *rc::gen::arbitrary<uint64_t>());
+  Random random(*rc::gen::arbitrary<uint64_t>());
+  const TokenMask mask(arbitrary_mask(context));
+  scene.view.mask = &mask;
+  scene.place(context);
+  const std::vector<float> queries = random.normals(int64_t{shape.num_q_heads} * shape.head_dim);
+  const int64_t width = int64_t{shape.group_size()} * shape.head_dim;
+  const float scale = usual_scale(shape);
+  std::vector<HeadTask> tasks;
+  std::vector<std::vector<int64_t>> tokens;
+  for (int32_t h = 0; h < shape.num_kv_heads; ++h) {
+    const HeadCacheView& head = scene.views[static_cast<size_t>(h)];
+    std::vector<int32_t> slots = arbitrary_slots(head, context, random);
+    if (head.is_resident()) {
+      std::erase_if(slots, [&](int32_t t) { return mask.hides(t); });
+    } else {
+      std::replace_if(
+          slots.begin(), slots.end(), [&](int32_t t) { return t >= 0 && mask.hides(t); }, -1);
+    }
+    scene.fill_slots(h, slots);
+    tasks.push_back(scene.task(h, queries.data() + h * width, nullptr, context));
+    tasks.back().attend_all = head.is_resident() && random.below(2) == 0;
+    tokens.push_back(attended_tokens(head, context));
+    if (tasks.back().attend_all) {
+      tokens.back().resize(static_cast<size_t>(context));
+      std::iota(tokens.back().begin(), tokens.back().end(), int64_t{0});
+    }
+    std::erase_if(tokens.back(), [&](int64_t t) { return mask.hides(t); });
+  }
+  std::vector<int64_t> visible(static_cast<size_t>(context));
+  std::iota(visible.begin(), visible.end(), int64_t{0});
+  std::erase_if(visible, [&](int64_t t) { return mask.hides(t); });
+  const Attended result = run_attend(1, shape, tasks, scale);
+  std::vector<float> full(static_cast<size_t>(shape.num_q_heads)), full_again = full;
+  CpuOps(1).full_scores({shape, tasks.data(), shape.num_kv_heads, scale, full.data()});
+  for (int32_t h = 0; h < shape.num_kv_heads; ++h) {
+    RC_ASSERT(result.rows_read[h] == std::ssize(tokens[h]));
+    const auto expected =
+        naive_attention(scene, h, tokens[h], queries.data() + h * width, scale, context);
+    RC_ASSERT(largest_error(expected.out, result.out.data() + h * width) < kAttentionError);
+    RC_ASSERT(largest_error(expected.log_sum_exp,
+                            result.log_sum_exp.data() + h * shape.group_size()) < kAttentionError);
+    const auto all = naive_attention(scene, h, visible, queries.data() + h * width, scale, context);
+    RC_ASSERT(largest_error(all.log_sum_exp, full.data() + h * shape.group_size()) <
+              kAttentionError);
+  }
+  mask.for_each_masked(0, context, [&](int64_t first, int64_t end) {
+    std::fill(scene.keys.begin() + first * scene.row_stride(),
+              scene.keys.begin() + end * scene.row_stride(), NAN);
+  });
+  scene.place(context);
+  RC_ASSERT(result.same_as(run_attend(2, shape, tasks, scale)));
+  CpuOps(2).full_scores({shape, tasks.data(), shape.num_kv_heads, scale, full_again.data()});
+  RC_ASSERT(same_bits(full, full_again));
+}
+
 RC_GTEST_PROP(FullScores, EqualTheLogSumExpOfAllRows, ()) {
   const KvShape shape = arbitrary_shape();
   const int64_t context = arbitrary_length(600);

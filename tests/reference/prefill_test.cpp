@@ -33,7 +33,12 @@ double worst_error(const Scene& scene, const std::vector<float>& queries, int64_
   double worst = 0;
   std::vector<int64_t> tokens(static_cast<size_t>(chunk.first));
   std::iota(tokens.begin(), tokens.end(), int64_t{0});
+  const TokenMask* mask = scene.view.mask;
+  if (mask != nullptr) std::erase_if(tokens, [&](int64_t t) { return mask->hides(t); });
   for (int64_t r = 0; r < chunk.count; ++r) {
+    // A masked token is seen by its own query alone.
+    const int64_t last = chunk.first + r - 1;
+    if (mask != nullptr && r > 0 && mask->hides(last)) tokens.pop_back();
     tokens.push_back(chunk.first + r);
     for (int32_t h = 0; h < shape.num_kv_heads; ++h) {
       const auto expected = naive_attention(
@@ -65,6 +70,33 @@ RC_GTEST_PROP(PrefillAttention, EqualsNaiveCausalAttention, ()) {
   const std::vector<float> out = run_prefill(one, scene, queries, stride, chunk, scale);
   RC_ASSERT(worst_error(scene, queries, stride, chunk, scale, out) < kAttentionError);
   RC_ASSERT(same_bits(out, run_prefill(two, scene, queries, stride, chunk, scale)));
+}
+
+RC_GTEST_PROP(PrefillAttention, MaskedTokensAreSeenByThemselvesAlone, ()) {
+  KvShape shape = arbitrary_shape();
+  shape.num_q_heads = shape.num_kv_heads * *rc::gen::inRange(1, 4);
+  Chunk chunk;
+  chunk.first = *rc::gen::element<int64_t>(0, 0, 1, 100, 255, 256, 300, 700);
+  chunk.count = *rc::gen::element<int64_t>(1, 2, 16, 48, 49, 120);
+  const int64_t end = chunk.first + chunk.count;
+  Scene scene(shape, arbitrary_heads(shape, end + 20), *rc::gen::arbitrary<uint64_t>());
+  const TokenMask mask(arbitrary_mask(end + 1));
+  scene.view.mask = &mask;
+  scene.place(end);
+  Random random(*rc::gen::arbitrary<uint64_t>());
+  const int64_t stride = int64_t{shape.num_q_heads} * shape.head_dim;
+  const std::vector<float> queries = random.normals(chunk.count * stride);
+  const float scale = 1 / std::sqrt(static_cast<float>(shape.head_dim));
+  CpuOps one(1), two(2);
+  const std::vector<float> out = run_prefill(one, scene, queries, stride, chunk, scale);
+  RC_ASSERT(worst_error(scene, queries, stride, chunk, scale, out) < kAttentionError);
+  RC_ASSERT(same_bits(out, run_prefill(two, scene, queries, stride, chunk, scale)));
+  // A mask that hides nothing changes no bit.
+  const TokenMask nothing(std::vector<TokenRange>{});
+  scene.view.mask = &nothing;
+  const std::vector<float> open = run_prefill(one, scene, queries, stride, chunk, scale);
+  scene.view.mask = nullptr;
+  RC_ASSERT(same_bits(open, run_prefill(one, scene, queries, stride, chunk, scale)));
 }
 
 TEST(PrefillAttention, WholePagesAndManyTiles) {

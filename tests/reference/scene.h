@@ -13,6 +13,7 @@
 #include "kv/head_cache.h"
 #include "ops/params.h"
 #include "ops/stored_row.h"
+#include "ops/token_mask.h"
 #include "select/hash_signs.h"
 
 namespace clo {

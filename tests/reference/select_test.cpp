@@ -14,10 +14,11 @@ namespace {
 
 // The first `count` of the candidates by (worse, token), in token order.
 template <typename Badness>
-std::vector<int32_t> naive_choice(int64_t first, int64_t end, int64_t count,
+std::vector<int32_t> naive_choice(const TokenMask& mask, int64_t first, int64_t end, int64_t count,
                                   const Badness& badness) {
   std::vector<int32_t> tokens(static_cast<size_t>(end - first));
   std::iota(tokens.begin(), tokens.end(), static_cast<int32_t>(first));
+  std::erase_if(tokens, [&](int32_t t) { return mask.hides(t); });
   std::stable_sort(tokens.begin(), tokens.end(),
                    [&](int32_t a, int32_t b) { return badness(a) < badness(b); });
   tokens.resize(static_cast<size_t>(count));
@@ -29,11 +30,11 @@ struct Range {
   int64_t first, end;
   int32_t count;
 };
-Range arbitrary_range(int64_t context) {
+Range arbitrary_range(int64_t context, const TokenMask& mask) {
   Range range;
   range.first = *rc::gen::inRange<int64_t>(0, context);
   range.end = *rc::gen::inRange<int64_t>(range.first, context + 1);
-  const int64_t size = range.end - range.first;
+  const int64_t size = mask.num_visible(range.first, range.end);
   const std::vector<int64_t> ends = {std::min<int64_t>(1, size), std::max<int64_t>(0, size - 1),
                                      size};
   range.count = static_cast<int32_t>(
@@ -89,7 +90,11 @@ RC_GTEST_PROP(Select, HashTakesTheNearestCodesLowerTokensFirst, ()) {
       for (int w = 0; w < words; ++w) distance[t] += __builtin_popcountll(code[w] ^ of_query[w]);
     }
   }
-  const Range range = arbitrary_range(context);
+  const TokenMask mask(*rc::gen::arbitrary<bool>() ? arbitrary_mask(context)
+                                                   : std::vector<TokenRange>{});
+  const bool masked = mask.num_visible(0, context) < context;
+  if (masked) scene.view.mask = &mask;
+  const Range range = arbitrary_range(context, mask);
   SelectTask task;
   task.head = scene.task(head, query.data(), nullptr, context);
   task.hash = &hash;
@@ -98,7 +103,7 @@ RC_GTEST_PROP(Select, HashTakesTheNearestCodesLowerTokensFirst, ()) {
   task.end_candidate = range.end;
   task.num_select = range.count;
   RC_ASSERT(run_select(1, scene, task, 1) ==
-            naive_choice(range.first, range.end, range.count,
+            naive_choice(mask, range.first, range.end, range.count,
                          [&](int32_t t) { return distance[static_cast<size_t>(t)]; }));
 }
 
@@ -121,17 +126,23 @@ RC_GTEST_PROP(Select, ExactTakesTheLargestWeightsLowerTokensFirst, ()) {
   scene.place(context);
   const std::vector<float> query = random.normals(int64_t{group} * dim);
   const float scale = 1 / std::sqrt(static_cast<float>(dim));
-  const Range range = arbitrary_range(context);
+  const TokenMask mask(*rc::gen::arbitrary<bool>() ? arbitrary_mask(context)
+                                                   : std::vector<TokenRange>{});
+  const bool masked = mask.num_visible(0, context) < context;
+  if (masked) scene.view.mask = &mask;
+  const Range range = arbitrary_range(context, mask);
 
   std::vector<double> weight(static_cast<size_t>(context), 0.0);
   for (int g = 0; g < group; ++g) {
     std::vector<double> of_query;
     double total = 0;
     for (int64_t t = range.first; t < range.end; ++t) {
+      of_query.push_back(0);
+      if (mask.hides(t)) continue;
       double dot = 0;
       const std::vector<float> row = scene.row_values(t, head, false);
       for (int d = 0; d < dim; ++d) dot += static_cast<double>(query[g * dim + d]) * row[d];
-      of_query.push_back(std::exp(dot * scale));
+      of_query.back() = std::exp(dot * scale);
       total += of_query.back();
     }
     for (int64_t t = range.first; t < range.end; ++t) {
@@ -139,7 +150,10 @@ RC_GTEST_PROP(Select, ExactTakesTheLargestWeightsLowerTokensFirst, ()) {
     }
   }
   // Kinds whose weights f32 cannot tell apart have no right order.
-  std::set<double> distinct(weight.begin() + range.first, weight.begin() + range.end);
+  std::set<double> distinct;
+  for (int64_t t = range.first; t < range.end; ++t) {
+    if (!mask.hides(t)) distinct.insert(weight[t]);
+  }
   double last = -1;
   for (const double w : distinct) {
     RC_PRE(w == last || w - last > 1e-4 * w || w - last < 1e-12 * w);
@@ -152,11 +166,11 @@ RC_GTEST_PROP(Select, ExactTakesTheLargestWeightsLowerTokensFirst, ()) {
   task.end_candidate = range.end;
   task.num_select = range.count;
   std::vector<int32_t> chosen = run_select(1, scene, task, scale);
-  RC_ASSERT(chosen == naive_choice(range.first, range.end, range.count, [&](int32_t t) {
+  RC_ASSERT(chosen == naive_choice(mask, range.first, range.end, range.count, [&](int32_t t) {
               // Tokens of one kind have one weight.
               double of_kind = 0;
               for (int64_t u = range.first; u < range.end; ++u) {
-                if (kind[u] == kind[t]) {
+                if (kind[u] == kind[t] && !mask.hides(u)) {
                   of_kind = weight[u];
                   break;
                 }
@@ -169,7 +183,11 @@ RC_GTEST_PROP(Select, RandomTakesAsManyAsAskedFor, ()) {
   const KvShape shape{1, 1, 1, 16, DType::kF32, 64};
   const int64_t context = arbitrary_length(700);
   Scene scene(shape, arbitrary_heads(shape, context), 1);
-  const Range range = arbitrary_range(context);
+  const TokenMask mask(*rc::gen::arbitrary<bool>() ? arbitrary_mask(context)
+                                                   : std::vector<TokenRange>{});
+  const bool masked = mask.num_visible(0, context) < context;
+  if (masked) scene.view.mask = &mask;
+  const Range range = arbitrary_range(context, mask);
   const std::vector<float> query(16, 1.0f);
   SelectTask task;
   task.head = scene.task(0, query.data(), nullptr, context);
@@ -185,6 +203,7 @@ RC_GTEST_PROP(Select, RandomTakesAsManyAsAskedFor, ()) {
     RC_ASSERT(chosen.front() >= range.first);
     RC_ASSERT(chosen.back() < range.end);
   }
+  for (const int32_t token : chosen) RC_ASSERT(!mask.hides(token));
   RC_ASSERT(chosen == run_select(2, scene, task, 1));  // the seed decides alone
 }
 

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Writes the seeds of the safetensors, config and gguf_tokenizer fuzzers beside this script, and
-those of the tokenizer fuzzer whose names begin with "pieces".
+"""Writes the seeds of the safetensors, config, gguf_tokenizer, profile and gates fuzzers beside this
+script, and those of the tokenizer fuzzer whose names begin with "pieces".
 
 Usage: make_corpus.py
 
-valid_* must be accepted and bad_* refused: tests/io/corpus_test.cpp and tests/text/corpus_test.cpp
-check that. Inputs that a fuzzer
-found are added by hand as found_*; they must only not crash.
+valid_* must be accepted and bad_* refused: tests/io/corpus_test.cpp, tests/text/corpus_test.cpp and
+tests/profile/corpus_test.cpp check that. Inputs that a fuzzer found are added by hand as found_*;
+they must only not crash.
 """
 import json
 import pathlib
@@ -151,7 +151,72 @@ TOKENIZER = {
 }
 
 
+FINGERPRINT = "LlamaForCausalLM-1-8-2-1-4-0-10-default, theta 10000"
+
+
+def profile(tensors, **metadata):
+    """A profile of tests/fuzz/profile_model.h; values of each tensor are equal."""
+    header, data = {"__metadata__": dict({"format": "clo-profile-2", "model": FINGERPRINT},
+                                         **metadata)}, b""
+    for name, dtype, shape, value in tensors:
+        count = 1
+        for extent in shape:
+            count *= extent
+        code = {"F32": "<f", "F16": "<e", "I8": "<b"}.get(dtype)
+        one = struct.pack(code, value) if code else struct.pack("<f", value)[2:]  # BF16
+        header[name] = {"dtype": dtype, "shape": shape,
+                        "data_offsets": [len(data), len(data) + count * len(one)]}
+        data += count * one
+    text = json.dumps(header, separators=(",", ":")).encode()
+    return struct.pack("<Q", len(text)) + text + data
+
+
+def floats(**tensors):
+    return [(name, "F32", shape, value) for name, (shape, value) in tensors.items()]
+
+
+HEADS = floats(importance=([1, 2], 0.5), difficulty=([1, 1], 0.25))
+HASH = [("hash_weights", "BF16", [1, 1, 4, 64], -1.5)]
+STATISTICS = floats(
+    query_cosine=([1, 2, 16, 6], 0.9), query_cosine_unrotated=([1, 2, 16, 6], 0.8),
+    mass_outside=([1, 2], 0.4), entropy=([1, 2], 3.5), modes=([1, 2], 2.0), set_overlap=([1, 1], 0.7),
+    new_rows_on_a_miss=([1, 1], 0.3), trial_hit_rate=([1, 1, 6, 5], 0.9),
+    trial_set_loss=([1, 1, 6, 5], 0.1), trial_fetched=([1, 1, 6, 5], 0.05))
+RECALL = floats(**{f"{figure}_{kind}": ([1, 1], 0.6) for figure in ("recall", "weight")
+                   for kind in ("random", "trained", "products")})
+PROFILE = {
+    "valid_none": profile([]),
+    "valid_first_format": profile(HEADS + HASH, format="clo-profile-1"),
+    "valid_half": profile([("importance", "F16", [1, 2], 1.0), ("other", "I8", [3], 7)]),
+    "valid_whole": profile(HEADS + HASH + STATISTICS + RECALL, texts="a b", steps="12"),
+    "bad_format": profile(HEADS, format="clo-profile-3"),
+    "bad_model": profile(HEADS, model="another"),
+    "bad_shape": profile(floats(importance=([2, 1], 0.5))),
+    "bad_share": profile(floats(importance=([1, 2], 1.5))),
+    "bad_value": profile(floats(difficulty=([1, 1], float("nan")))),
+    "bad_type": profile([("importance", "I8", [1, 2], 1)]),
+    "bad_bits": profile([("hash_weights", "BF16", [1, 1, 4, 65], 1.0)]),
+    "bad_missing": profile(HEADS + STATISTICS[1:]),
+}
+# The first byte says the shape: 1 + b % 3 layers, 1 + b / 3 % 3 KV heads.
+GATES = {
+    "valid_lines": b"\x040\t0.25\n1\t0.5\n",
+    "valid_spaces": b"\x07 0 2.5e-1 0.125\r\n\n1.0 0.5 1",
+    "valid_json": b"\x04[[0, 0.25], [1, 0.5]]",
+    "valid_one": b"\x000.75",
+    "bad_layers": b"\x040 0\n",
+    "bad_heads": b"\x040 0\n0\n",
+    "bad_value": b"\x040 1.5\n0 0\n",
+    "bad_word": b"\x040 x\n0 0\n",
+    "bad_json": b"\x04[[0, 0], [0, \"1\"]]",
+}
+
+
 def main():
+    for folder, seeds in {"profile": PROFILE, "gates": GATES}.items():
+        (HERE / folder).mkdir(exist_ok=True)
+        for name, content in seeds.items():
+            (HERE / folder / name).write_bytes(content)
     for folder, seeds in {"gguf_tokenizer": GGUF_TOKENIZER, "tokenizer": TOKENIZER}.items():
         (HERE / folder).mkdir(exist_ok=True)
         for name, content in seeds.items():
