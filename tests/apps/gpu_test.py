@@ -33,7 +33,7 @@ class Gpu(Case):
 
     def test_profiles_are_recorded_and_trained_on_it(self):
         self.write("text.txt", document(lines=70))
-        args = ["profile", "-m", self.recall, "--text", "text.txt", "--context", "384", "--decode",
+        args = ["profile", "-m", self.recall, "--text", "text.txt", "--context", "384,384", "--decode",
                 "64", "--windows", "2", "--iterations", "40", "--quiet", "-o"]
         answer = self.succeeds(*args, "gpu.profile", "--json", "gpu.jsonl", env=self.env)
         self.assertIn("recorded on the GPU", answer.out)

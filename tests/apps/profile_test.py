@@ -13,7 +13,7 @@ import program
 from program import Case, document, edit_tensors, read_tensors
 
 # Small and quick: two windows, 63 recorded steps each.
-SMALL = ["--context", "384", "--decode", "64", "--windows", "2", "--iterations", "40", "--quiet"]
+SMALL = ["--context", "384,384", "--decode", "64", "--windows", "2", "--iterations", "40", "--quiet"]
 
 
 class Profile(Case):
@@ -81,19 +81,15 @@ class Profile(Case):
 
     def test_windows_of_several_lengths(self):
         self.write("text.txt", document(lines=260))
-        self.succeeds("profile", "-m", self.recall, "--text", "text.txt", "--context", "320,640",
-                      "--decode", "64", "--windows", "8", "--iterations", "20", "--quiet", "-o",
-                      "two.profile", "--json", "two.jsonl")
-        with open(self.path("two.jsonl")) as lines:
-            run = json.loads(lines.readline())
-        self.assertEqual((run["context"], run["windows"]), ("320,640", "8"))
-        shown = self.succeeds("inspect", "-m", self.recall, "--profile", "two.profile")
-        self.assertIn("trained on contexts of up to 640 tokens", shown.out)
-        self.refuses(2, ["--windows", "at least 8", "found 7"], "--text", "text.txt", "--context",
-                     "320,640", "--decode", "64", "--windows", "7", "-o", "x.profile")
-        self.write("short.txt", document(lines=40))
-        self.refuses(3, ["--text", "at least 3840 tokens, four windows"], "--text", "short.txt",
-                     "--context", "320,640", "--decode", "64", "-o", "x.profile")
+        args = ["--text", "text.txt", "--decode", "64", "--iterations", "20", "--windows", "3"]
+        for context, tokens in (("320,640", "640"), ("600", "600")):
+            self.succeeds("profile", "-m", self.recall, *args, "--context", context, "--quiet",
+                          "-o", "of.profile", "--json", "of.jsonl")
+            with open(self.path("of.jsonl")) as lines:
+                run = json.loads(lines.readline())
+            self.assertEqual((run["context"], run["windows"]), (context, "3"))
+            shown = self.succeeds("inspect", "-m", self.recall, "--profile", "of.profile")
+            self.assertIn(f"trained on contexts of up to {tokens} tokens", shown.out)
 
     def check_png(self, path, width, height):
         with open(path, "rb") as file:
@@ -163,7 +159,7 @@ class Profile(Case):
                 (2, ["--output", "required"], text),
                 (3, ["expected at least 2048 tokens", "found 0"], ["--text", "empty.txt", *out]),
                 (3, ["--context", "expected at least 384"],
-                 ["--text", "short.txt", "--context", "384", *out]),
+                 ["--text", "short.txt", "--context", "384,384", *out]),
                 (5, ["--backend cpu"], ["--text", "short.txt", "--backend", "cuda", *out]),
                 (3, ["nowhere.txt", "cannot be read"], ["--text", "nowhere.txt", *out]),
                 (3, ["no/folder", "cannot be written"], [*text, "-o", "no/folder"]),
@@ -174,6 +170,12 @@ class Profile(Case):
                 (2, ["--importance and --gates"],
                  [*text, *out, "--importance", "mass", "--gates", "short.txt"]),
                 (2, ["--context", "256"], [*text, *out, "--context", "100"]),
+                (2, ["--context", "shortest window", "found 200"],
+                 [*text, *out, "--context", "400"]),
+                (2, ["--context", "the shortest and the longest"],
+                 [*text, *out, "--context", "2048,1024"]),
+                (2, ["--context", "the shortest and the longest"],
+                 [*text, *out, "--context", "512,1024,2048"]),
                 (2, ["--decode", "32 to"], [*text, *out, "--decode", "4"]),
                 (2, ["--windows"], [*text, *out, "--windows", "0"]),
                 (2, ["--profile", "drop it"], [*text, *out, "--profile", "x"]),
@@ -197,7 +199,7 @@ class Profile(Case):
     def test_ctrl_c_leaves_nothing(self):
         before = self.files()
         run = subprocess.Popen([program.CLO, "profile", "-m", self.recall, "--text", "text.txt",
-                                "--context", "384", "--decode", "64", "--iterations", "1000000",
+                                "--context", "384,384", "--decode", "64", "--iterations", "1000000",
                                 "-o", "x.profile"],
                                cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         time.sleep(2)
