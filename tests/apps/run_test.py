@@ -14,7 +14,7 @@ REPORT_KEYS = {
     "decode_tokens_per_second", "kv_type", "row_bytes", "full_row_bytes", "device_kv_bytes",
     "host_kv_bytes", "bytes_fetched_per_token", "bytes_attended_per_token",
     "wait_seconds_per_token", "hit_rate", "share_attended", "num_heads", "num_resident_heads",
-    "num_demoted_heads", "num_swapped_heads", "resident_by_profile", "total", "layers"
+    "num_demoted_heads", "num_swapped_heads", "resident_by_profile", "hash_tokens", "total", "layers"
 }
 COUNTERS = {
     "hits", "misses", "aged", "incomplete", "corrections", "resident_selections",
