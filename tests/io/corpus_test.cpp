@@ -2,9 +2,7 @@
 // that a fuzzer once found) only must not crash.
 #include <gtest/gtest.h>
 
-#include <fstream>
-#include <sstream>
-
+#include "fuzz/run_corpus.h"
 #include "io/generation_config.h"
 #include "io/model_config.h"
 #include "io/safetensors.h"
@@ -12,31 +10,6 @@
 
 namespace clo {
 namespace {
-
-namespace fs = std::filesystem;
-
-// Calls `read` with each file's content; `read` says whether it was accepted.
-template <typename Read>
-void run_corpus(const std::string& target, const Read& read) {
-  int num_files = 0;
-  std::error_code fault;
-  for (const auto& entry :
-       fs::directory_iterator(fs::path(CLO_SOURCE_DIR "/tests/fuzz/corpus") / target, fault)) {
-    std::ifstream file(entry.path(), std::ios::binary);
-    std::stringstream content;
-    content << file.rdbuf();
-    const std::string name = entry.path().filename().string();
-    const bool is_accepted = read(content.str());
-    if (name.starts_with("valid_")) {
-      EXPECT_TRUE(is_accepted) << name;
-    }
-    if (name.starts_with("bad_")) {
-      EXPECT_FALSE(is_accepted) << name;
-    }
-    ++num_files;
-  }
-  EXPECT_GE(num_files, 5) << target << " " << fault.message();
-}
 
 TEST(Corpus, Safetensors) {
   run_corpus("safetensors", [](const std::string& content) {
