@@ -136,11 +136,11 @@ Result<TrainingPlace> training_place(const std::optional<HashTraining>& training
                                      int64_t device_memory_bytes) {
   TrainingPlace place;
   if (!training || backend == Backend::kCpu) return place;
+  if (backend != Backend::kCuda && !device_facts()) return place;  // no device: nothing to explain
   if (training->recipe != HashRecipe::kBoundary) {
-    if (backend == Backend::kCuda) place.name += " (the published recipe has no other trainer)";
+    place.name += " (the published recipe has no other trainer)";
     return place;
   }
-  if (backend != Backend::kCuda && !device_facts()) return place;  // no device: nothing to explain
   auto device = DeviceTraining::create(device_memory_bytes);
   if (!device) {
     if (backend == Backend::kCuda) return std::move(device).error();
