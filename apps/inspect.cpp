@@ -166,7 +166,7 @@ Result<int> inspect(const InspectFlags& flags) {
     input.device_overhead_bytes =
         cuda->overhead_bytes() + CudaBackend::mapping_bytes(sketch_memory(input).host_bytes);
   }
-  CLO_TRY(check_policy(options.policy, input.shape, options.backend));
+  CLO_TRY(check_policy(options.policy, input.shape));
   std::optional<Profile> profile;
   if (!options.profile.empty()) {
     CLO_ASSIGN(const HeadProfile used, load_profile(options.profile, config, options.code_bits));

@@ -27,10 +27,9 @@ float cosine_of(const float* a, const float* b, int64_t dim) {
 
 // How often the last queries of a prompt, each against the one before, would have missed.
 void Attention::note_difficulty(int32_t layer, const float* queries, int64_t query_stride) {
-  constexpr int64_t kQueries = 64;
   const KvShape& shape = system_.shape;
   SequenceKv& sequence = *batch_[0];
-  const int64_t count = std::min(kQueries, tokens_per_sequence_ - 1);
+  const int64_t count = SequenceKv::difficulty_samples(tokens_per_sequence_);
   if (count <= 0) return;
   const auto group = static_cast<size_t>(shape.group_size());
   std::vector<float> cosine(group);
@@ -89,6 +88,9 @@ bool Attention::wants_entropy() const {
 bool Attention::refused(SequenceKv& sequence, const HeadTask& task, double margin) {
   const PolicyOptions& policy = sequence.policy();
   if (policy.hit_test == HitTest::kCosine) return false;
+  // The entropies are of the set before a prediction for this step replaced it.
+  const bool is_new = task.head->state->label_length == task.context_tokens;
+  if (policy.hit_test == HitTest::kEntropy && is_new) return false;
   const SequenceKv::HeadMemory& memory = sequence.memory(task.layer, task.kv_head);
   const auto group = static_cast<size_t>(system_.shape.group_size());
   const auto dim = static_cast<size_t>(system_.shape.head_dim);

@@ -287,19 +287,12 @@ std::vector<size_t> SequenceKv::settle_residents() {
 void SequenceKv::swap_heads(size_t easy, size_t hard) {
   const KvShape& shape = system_.shape;
   const auto kv_heads = static_cast<size_t>(shape.num_kv_heads);
-  // Where stored rows are compressed both heads have sink and ring, and from the store they would
-  // come back rounded: they change places as they are.
-  const HeadCacheView before[2] = {heads_[easy], heads_[hard]};
-  const int64_t sink_bytes = before[0].sink_tokens * shape.row_bytes();
-  const int64_t fixed_bytes = sink_bytes + before[0].ring_tokens * shape.row_bytes();
-  std::vector<std::byte> fixed[2];
   if (shape.compressed()) {
-    for (int k = 0; k < 2; ++k) {
-      fixed[k].resize(static_cast<size_t>(fixed_bytes));
-      system_.transfer.fetch(std::vector<RowMove>{{before[k].sink, fixed[k].data()}}, sink_bytes);
-      system_.transfer.fetch(std::vector<RowMove>{{before[k].ring, fixed[k].data() + sink_bytes}},
-                             fixed_bytes - sink_bytes);
-    }
+    // Both kinds of block begin with sink and ring, and from the store these would come back
+    // rounded: they change blocks first, and then blocks change heads.
+    const HeadCacheView &a = heads_[easy], &b = heads_[hard];
+    system_.transfer.exchange(a.sink, b.sink, a.sink_tokens * shape.row_bytes());
+    system_.transfer.exchange(a.ring, b.ring, a.ring_tokens * shape.row_bytes());
   }
   std::swap(blocks_[easy], blocks_[hard]);
   std::swap(resident_[easy], resident_[hard]);
@@ -318,16 +311,7 @@ void SequenceKv::swap_heads(size_t easy, size_t hard) {
   }
   system_.transfer.fetch(runs, kRun * shape.stored_row_bytes());
   system_.transfer.fetch(rows, shape.stored_row_bytes());
-  if (shape.compressed()) {
-    for (int k = 0; k < 2; ++k) {
-      const HeadCacheView& head = heads_[k == 0 ? easy : hard];
-      system_.transfer.fetch(std::vector<RowMove>{{fixed[k].data(), head.sink}}, sink_bytes);
-      system_.transfer.fetch(std::vector<RowMove>{{fixed[k].data() + sink_bytes, head.ring}},
-                             fixed_bytes - sink_bytes);
-    }
-  } else {
-    bring_full_rows(full);
-  }
+  if (!shape.compressed()) bring_full_rows(full);
   ++num_swapped_heads_;
 }
 

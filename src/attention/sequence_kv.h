@@ -11,6 +11,7 @@
 //
 // Where stored rows are compressed, sink and ring rows that a stored prefix supplies are expanded
 // from its rows: they have the values that these hold, not those they were made from.
+#include <algorithm>
 #include <cmath>
 #include <memory>
 #include <optional>
@@ -119,7 +120,11 @@ class SequenceKv {
   // Whether which heads fill the budget is still open at the end of the prompt: its last queries
   // say better than a profile, or than none, which heads are hard to reuse in this request.
   bool can_settle_residents() const;
-  // share: of `samples` adjacent queries at the prompt's end, how many would have missed.
+  // How many of a prompt's last queries, each against the one before it, say so. All of one chunk.
+  static int64_t difficulty_samples(int64_t chunk_tokens) {
+    return std::min<int64_t>(64, chunk_tokens - 1);
+  }
+  // share: of `samples` of them, how many would have missed.
   void note_difficulty(int32_t layer, int32_t kv_head, double share, int64_t samples);
   // Budget heads that turned out easy change places with evictable ones that turned out hard, where
   // the rows that saves in the steps to come are more than those that move. Returns those that did,

@@ -128,6 +128,7 @@ Status take_buffers(const BufferSizes& sizes, StepBuffers& b, const TakeBuffer& 
   CLO_TRY(take(b.pending, rows * heads, 4));
   CLO_TRY(take(b.counters, rows * shape.num_layers, sizeof(kernels::DeviceCounters)));
   CLO_TRY(take(b.decided, rows * heads, 4));
+  CLO_TRY(take(b.entropies, rows * heads, sizeof(kernels::HeadEntropy)));
   CLO_TRY(floats(b.kept_queries, 2 * rows * shape.num_layers * q));
   b.max_pages = divide_up(sizes.limits.max_context_tokens, kPageTokens);
   CLO_TRY(take(b.pages, rows * b.max_pages, 4));
@@ -156,7 +157,7 @@ Status take_buffers(const BufferSizes& sizes, StepBuffers& b, const TakeBuffer& 
   }
   CLO_TRY(floats(b.chunk_cosine, chunk * half));
   CLO_TRY(floats(b.chunk_sine, chunk * half));
-  CLO_TRY(floats(b.chunk_query, q));
+  CLO_TRY(floats(b.chunk_query, shape.num_layers * q));
   for (std::byte*& buffer : b.layer_rows) {
     CLO_TRY(take(buffer, shape.num_kv_heads * layer_tokens(sizes.limits), shape.row_bytes()));
   }

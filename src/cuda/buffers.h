@@ -66,6 +66,7 @@ struct StepBuffers {
   uint32_t* pending = nullptr;
   kernels::DeviceCounters* counters = nullptr;
   uint32_t* decided = nullptr;
+  kernels::HeadEntropy* entropies = nullptr;
   float* kept_queries = nullptr;
   int32_t* pages = nullptr;          // [max_batch, max pages]
   uint64_t** code_blocks = nullptr;  // likewise
@@ -88,7 +89,7 @@ struct StepBuffers {
   void* expanded_down = nullptr;
   float* chunk_cosine = nullptr;  // [rows, half_dim]
   float* chunk_sine = nullptr;
-  float* chunk_query = nullptr;               // [q width] of the last row
+  float* chunk_query = nullptr;               // [num_layers][q width] of the last row
   std::byte* layer_rows[kLayerBuffers] = {};  // [kv heads][max_context] rows of one layer
   std::byte* matmul_workspace = nullptr;
   std::byte* sdpa_workspace = nullptr;

@@ -9,6 +9,7 @@
 #include "kernels/mass/mass.h"
 #include "kernels/norm/norm.h"
 #include "kernels/prefill/prefill.h"
+#include "kernels/refresh/difficulty.h"
 #include "kernels/refresh/refresh.h"
 #include "kernels/rows/rows.h"
 #include "select/set_rule.h"
@@ -214,7 +215,7 @@ void CudaRunner::chunk_layer(SequenceKv& sequence, int32_t layer, int64_t rows, 
   chunk.cosine = buffers_.chunk_cosine;
   chunk.sine = buffers_.chunk_sine;
   chunk.queries = buffers_.chunk_queries;
-  chunk.last_query = last ? buffers_.chunk_query : nullptr;
+  chunk.last_query = last ? last_query(layer) : nullptr;
   chunk.layer_rows = buffers_.layer_rows[buffer];
   chunk.layer_capacity = limits_.layer_tokens;
   chunk.code_blocks = slots_->device_code_blocks(sequence);
@@ -256,16 +257,21 @@ void CudaRunner::chunk_layer(SequenceKv& sequence, int32_t layer, int64_t rows, 
   store.rows = rows;
   store.end_token = first + rows;
   store_chunk(store, stream);
+  if (last && settles_residents(sequence, rows)) {
+    PromptDifficulty difficulty;
+    difficulty.tables = tables_;
+    difficulty.queries = buffers_.chunk_queries;
+    difficulty.misses = difficulty_.as<uint32_t>() + int64_t{layer} * shape.num_kv_heads;
+    difficulty.rows = rows;
+    difficulty.count = static_cast<int32_t>(SequenceKv::difficulty_samples(rows));
+    difficulty.slot = slots_->slot_of(sequence);
+    difficulty.layer = layer;
+    prompt_difficulty(difficulty, stream);
+  }
   if (last && !sequence.is_dense_layer(layer)) {
-    PrimeSets prime;
-    prime.tables = tables_;
-    prime.scratch = {buffers_.refresh_scratch, buffers_.scratch_bytes};
-    prime.queries = buffers_.chunk_query;
+    PrimeSets prime = prime_params(sequence, layer, first + rows);
     prime.layer_rows = buffers_.layer_rows[buffer];
     prime.layer_capacity = limits_.layer_tokens;
-    prime.context_tokens = first + rows;
-    prime.slot = slots_->slot_of(sequence);
-    prime.layer = layer;
     prime_sets(prime, stream);
     if (sequence.dial() != nullptr) {
       FirstMass mass;
@@ -293,6 +299,63 @@ void CudaRunner::chunk_layer(SequenceKv& sequence, int32_t layer, int64_t rows, 
     add_norm(norm, stream);
     mlp_rows(layer, rows);
   });
+}
+
+PrimeSets CudaRunner::prime_params(const SequenceKv& sequence, int32_t layer,
+                                   int64_t context_tokens) {
+  PrimeSets prime;
+  prime.tables = tables_;
+  prime.scratch = {buffers_.refresh_scratch, buffers_.scratch_bytes};
+  prime.queries = last_query(layer);
+  prime.context_tokens = context_tokens;
+  prime.slot = slots_->slot_of(sequence);
+  prime.layer = layer;
+  return prime;
+}
+
+bool CudaRunner::settles_residents(const SequenceKv& sequence, int64_t rows) {
+  return sequence.can_settle_residents() && SequenceKv::difficulty_samples(rows) > 0;
+}
+
+// Attention::settle_residents. After the last row of the prompt is written.
+void CudaRunner::settle_residents(SequenceKv& sequence, int64_t rows) {
+  const KvShape& shape = system_.shape;
+  const int64_t count = SequenceKv::difficulty_samples(rows);
+  const auto* missed = difficulty_.as<uint32_t>();
+  for (int32_t layer = 0; layer < shape.num_layers; ++layer) {
+    for (int32_t h = 0; h < shape.num_kv_heads; ++h) {
+      const uint32_t misses = missed[int64_t{layer} * shape.num_kv_heads + h];
+      sequence.note_difficulty(layer, h, static_cast<double>(misses) / static_cast<double>(count),
+                               count);
+    }
+  }
+  const std::vector<size_t> swapped = sequence.settle_residents();
+  if (swapped.empty()) return;
+  slots_->upload_heads(sequence);
+  // Those that changed places choose their first sets again, so that where a head lies changes no
+  // answer.
+  int32_t last_primed = -1;
+  for (const size_t i : swapped) {
+    const auto layer = static_cast<int32_t>(i / static_cast<size_t>(shape.num_kv_heads));
+    const auto h = static_cast<int32_t>(i % static_cast<size_t>(shape.num_kv_heads));
+    if (sequence.is_dense_layer(layer)) continue;
+    if (layer != last_primed) {
+      prime_sets(prime_params(sequence, layer, sequence.num_tokens()), main_.get());
+      last_primed = layer;
+    }
+    if (!sequence.is_resident(layer, h)) {
+      sequence.counters(layer).rows_primed += first_set_rows(sequence, layer, h);
+    }
+  }
+  main_.synchronize();
+  check_fault();
+}
+
+int64_t CudaRunner::first_set_rows(SequenceKv& sequence, int32_t layer, int32_t kv_head) const {
+  const PolicyOptions& policy = sequence.policy();
+  const int64_t context = sequence.num_tokens();
+  return std::min({set_size(policy, context), candidates(policy, context).size(),
+                   int64_t{sequence.head(layer, kv_head).slot_capacity}});
 }
 
 std::span<const float> CudaRunner::prefill(std::span<const int32_t> ids, SequenceKv& sequence,
@@ -370,24 +433,21 @@ std::span<const float> CudaRunner::prefill(std::span<const int32_t> ids, Sequenc
        system_.observer != nullptr && layer < shape.num_layers; ++layer) {
     show_observed(layer, first, rows);
   }
-  if (last) find_key_spread(sequence, first + rows);
-
+  sequence.advance(rows);
   for (int32_t layer = 0; layer < shape.num_layers; ++layer) {
     KvCounters& counters = sequence.counters(layer);
     if (!sequence.pages().empty()) counters.rows_offloaded += rows * shape.num_kv_heads;
     if (!last || sequence.is_dense_layer(layer)) continue;
-    const PolicyOptions& policy = sequence.policy();
-    const int64_t context = first + rows;
     for (int32_t h = 0; h < shape.num_kv_heads; ++h) {
-      if (sequence.is_resident(layer, h)) continue;
-      counters.rows_primed +=
-          std::min({set_size(policy, context), candidates(policy, context).size(),
-                    int64_t{sequence.head(layer, h).slot_capacity}});
+      if (!sequence.is_resident(layer, h)) {
+        counters.rows_primed += first_set_rows(sequence, layer, h);
+      }
     }
   }
-  sequence.advance(rows);
   if (!last) return {};
   sequence.has_last_query = true;
+  if (settles_residents(sequence, rows)) settle_residents(sequence, rows);
+  find_key_spread(sequence, first + rows);
   if (Dial* const dial = sequence.dial()) {
     for (int32_t layer = 0; layer < shape.num_layers; ++layer) {
       if (sequence.is_dense_layer(layer)) continue;

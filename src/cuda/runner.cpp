@@ -84,6 +84,7 @@ Status CudaRunner::build(Arena& arena) {
                                            kMassLooks * int64_t{sizeof(kernels::MassSample)}));
   CLO_ASSIGN(first_samples_, PinnedBlock::create(int64_t{shape.num_layers} * shape.num_kv_heads *
                                                  int64_t{sizeof(kernels::MassSample)}));
+  CLO_ASSIGN(difficulty_, PinnedBlock::create(int64_t{shape.num_layers} * shape.num_kv_heads * 4));
   CLO_ASSIGN(words_, PinnedBlock::create(64));
   std::fill_n(words_.as<uint32_t>(), 3, 0u);
   CLO_ASSIGN(row_staging_, PinnedBlock::create(kRowRing * int64_t{limits_.max_batch} * 4));
@@ -115,6 +116,7 @@ Status CudaRunner::build(Arena& arena) {
   tables_.pending = buffers_.pending;
   tables_.counters = buffers_.counters;
   tables_.decided = buffers_.decided;
+  tables_.entropies = buffers_.entropies;
   tables_.kept_queries = buffers_.kept_queries;
   tables_.hashes = system_.hashes.empty() ? nullptr : buffers_.hashes;
   tables_.queue = buffers_.queue;

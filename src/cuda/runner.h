@@ -110,6 +110,17 @@ class CudaRunner final : public Runner {
   // and, once they are there, to the observer.
   void copy_observed(int32_t layer, int64_t first, int64_t rows);
   void show_observed(int32_t layer, int64_t first, int64_t rows);
+  // Of the last row of a prompt's last chunk: [num_q_heads * head_dim], until the next one's.
+  float* last_query(int32_t layer) {
+    return buffers_.chunk_query +
+           int64_t{layer} * system_.shape.num_q_heads * system_.shape.head_dim;
+  }
+  kernels::PrimeSets prime_params(const SequenceKv& sequence, int32_t layer,
+                                  int64_t context_tokens);
+  // rows: of the prompt's last chunk.
+  static bool settles_residents(const SequenceKv& sequence, int64_t rows);
+  void settle_residents(SequenceKv& sequence, int64_t rows);
+  int64_t first_set_rows(SequenceKv& sequence, int32_t layer, int32_t kv_head) const;
   template <typename Launch>
   void timed(const Stream& stream, const char* lane, const char* work, int32_t layer,
              const Launch& launch) {
@@ -179,6 +190,7 @@ class CudaRunner final : public Runner {
   PinnedBlock results_;        // [kResultRing][max_batch] StepResult
   PinnedBlock samples_;        // [kResultRing][max_batch][kMassLooks] MassSample
   PinnedBlock first_samples_;  // [num_layers][num_kv_heads] of the prompt that has just ended
+  PinnedBlock difficulty_;     // [num_layers][num_kv_heads] misses of its last queries
   PinnedBlock words_;          // [0] step word, [1] fault word
   PinnedBlock row_staging_;    // [kRowRing][max_batch] row -> slot
   PinnedBlock host_logits_;    // [max_batch, vocab]

@@ -28,13 +28,18 @@ double margin_of(double ahead, double dial_angle) { return 1 - (1 - ahead) * dia
 void follow_angle(kernels::SequenceRules& rules, const SequenceKv& sequence) {
   const PolicyOptions& policy = sequence.policy();
   rules.max_label_age = policy.max_label_age;
-  if (policy.hit_test != HitTest::kDrift) return;
-  const auto limit = [&](double ahead) {
+  const auto left_of = [&](double limit, double ahead) {
     const double margin = margin_of(ahead, sequence.dial_angle());
-    return static_cast<float>((1 - margin) * policy.drift_limit);
+    return static_cast<float>((1 - margin) * limit);
   };
-  rules.drift_limit = limit(0);
-  rules.drift_limit_ahead = limit(prefetch_margin(policy));
+  const double ahead = prefetch_margin(policy);
+  if (policy.hit_test == HitTest::kDrift) {
+    rules.drift_limit = left_of(policy.drift_limit, 0);
+    rules.drift_limit_ahead = left_of(policy.drift_limit, ahead);
+  } else if (policy.hit_test == HitTest::kEntropy) {
+    rules.entropy_rise = left_of(policy.entropy_rise, 0);
+    rules.entropy_rise_ahead = left_of(policy.entropy_rise, ahead);
+  }
 }
 
 }  // namespace
@@ -187,6 +192,10 @@ int32_t SlotTable::assign(SequenceKv& sequence, const SamplingOptions& sampling,
   if (!codes.empty()) upload(device_codes, codes.data(), num_pages * 8);
   CLO_CUDA(cudaMemsetAsync(buffers_.counters + slot * int64_t{shape.num_layers}, 0,
                            static_cast<size_t>(shape.num_layers) * sizeof(DeviceCounters),
+                           stream_.get()));
+  // All bits set: not a number.
+  CLO_CUDA(cudaMemsetAsync(buffers_.entropies + slot * heads_per_slot, 0xFF,
+                           static_cast<size_t>(heads_per_slot) * sizeof(kernels::HeadEntropy),
                            stream_.get()));
   // The vectors above are read by the copies.
   stream_.synchronize();

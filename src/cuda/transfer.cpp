@@ -55,4 +55,18 @@ void CudaTransfer::fill(std::byte* target, uint8_t value, int64_t num_bytes) {
   stream_.synchronize();
 }
 
+void CudaTransfer::exchange(std::byte* a, std::byte* b, int64_t num_bytes) {
+  constexpr auto kListBytes = kListMoves * int64_t{sizeof(kernels::RowCopy)};
+  for (int64_t at = 0; at < num_bytes; at += kListBytes) {
+    const auto piece = static_cast<size_t>(std::min(kListBytes, num_bytes - at));
+    const auto copy = [&](void* target, const void* source) {
+      CLO_CUDA(cudaMemcpyAsync(target, source, piece, cudaMemcpyDefault, stream_.get()));
+    };
+    copy(list_.as<std::byte>(), a + at);
+    copy(a + at, b + at);
+    copy(b + at, list_.as<std::byte>());
+    stream_.synchronize();
+  }
+}
+
 }  // namespace clo

@@ -20,6 +20,7 @@ class CudaTransfer final : public TransferEngine {
   void expand(std::span<const RowMove> moves, const KvShape& shape) override;
   void upload(std::byte* target, const void* source, int64_t num_bytes) override;
   void fill(std::byte* target, uint8_t value, int64_t num_bytes) override;
+  void exchange(std::byte* a, std::byte* b, int64_t num_bytes) override;
 
  private:
   // Moves listed at a time; the list lies in pinned memory that the kernel reads.

@@ -215,7 +215,7 @@ Result<std::unique_ptr<Sequence>> Engine::Impl::make_sequence(Request request) {
   CLO_TRY(check_masked(request, prompt_tokens));
   const PolicyOptions policy =
       for_backend(request.policy.value_or(options.policy), options.backend);
-  CLO_TRY(check_policy(policy, shape, options.backend));
+  CLO_TRY(check_policy(policy, shape));
 
   auto sequence = std::make_unique<Sequence>(std::move(request), sampling);
   if (tokenizer) sequence->decoder.emplace(*tokenizer);

@@ -46,13 +46,8 @@ Status check_context(const EngineOptions& options, const ModelConfig& config) {
                "--context"};
 }
 
-Status check_policy(const PolicyOptions& policy, const KvShape& shape, Backend backend) {
+Status check_policy(const PolicyOptions& policy, const KvShape& shape) {
   CLO_TRY(validate(policy));
-  if (backend == Backend::kCuda && policy.hit_test == HitTest::kEntropy) {
-    return Error{ErrorCode::kUnsupported,
-                 "the CUDA backend does not have it; leave it out or use --backend cpu",
-                 "--hit-test cosine+entropy"};
-  }
   if (policy.select == Select::kHash && shape.code_bits == 0) {
     return Error{ErrorCode::kBadFlag, "contradict each other: hash selection needs codes",
                  "--select hash and --bits 0"};

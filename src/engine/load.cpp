@@ -67,7 +67,7 @@ Status Engine::Impl::build(const ModelFiles& model) {
   }
   shape = kv_shape(config, options);
   backend_note = choice.note;
-  CLO_TRY(check_policy(options.policy, shape, options.backend));
+  CLO_TRY(check_policy(options.policy, shape));
   if (tokenizer) CLO_TRY(check_vocabulary(*tokenizer, config, dir));
   max_context = clo::max_context_tokens(config, options);
   if (options.threads == 0) options.threads = num_processors();

@@ -76,6 +76,9 @@ struct SequenceRules {
   // HitTest::kDrift: nats that a typical key's score may have moved, of a decision that stands and
   // of one made ahead. 0: no such test.
   float drift_limit = 0, drift_limit_ahead = 0;
+  // HitTest::kEntropy: nats that the min-entropy over a set may have risen, likewise. 0: no such
+  // test.
+  float entropy_rise = 0, entropy_rise_ahead = 0;
   // Measurement only: decisions and sets are drawn instead of computed (the work is still done).
   // Negative: natural.
   float forced_hit_rate = -1;
@@ -93,6 +96,13 @@ struct HeadRule {
   HeadThresholds ahead;           // of a prediction: stricter where the true query may refute it
   double weight[kMaxGroup] = {};  // of each query head in the mean
   double drift_scale = 0;         // nats of drift by |query - label|: key_spread()
+};
+
+// HitTest::kEntropy: of each query head the min-entropy of its weights (-log of the largest, nats)
+// in the last step, and in the first that attended to the present set. NaN: none yet.
+struct HeadEntropy {
+  float last[kMaxGroup];
+  float at_label[kMaxGroup];
 };
 
 struct SamplingRules {
@@ -167,6 +177,7 @@ enum class FaultCode : uint32_t {
 enum Decided : uint32_t {
   kDueAhead = 1,   // the next step's set is to be queued when this one has been read
   kChosenNow = 2,  // the set that this step attends to is being chosen
+  kKeptAhead = 4,  // the next step keeps its set, unless this step's entropy refuses
 };
 
 // What the device tells the host after each step, in mapped pinned memory.
@@ -194,6 +205,7 @@ struct DecodeTables {
   const HeadRule* rules = nullptr;     // likewise
   uint32_t* pending = nullptr;         // likewise: 1 while a refresh is due
   uint32_t* decided = nullptr;         // likewise: Decided flags of this step's true query
+  HeadEntropy* entropies = nullptr;    // likewise: written by attention for HitTest::kEntropy
   DeviceCounters* counters = nullptr;  // [max_batch][num_layers]
   // [max_batch][num_layers][num_kv_heads][2][group_size * head_dim]: queries that jobs choose with,
   // in turn, so that a decision does not change what a job under way still reads.

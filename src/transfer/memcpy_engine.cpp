@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cstring>
 
 #include "ops/stored_row.h"
@@ -48,6 +49,9 @@ class MemcpyEngine final : public TransferEngine {
   }
   void fill(std::byte* target, uint8_t value, int64_t num_bytes) override {
     std::memset(target, value, static_cast<size_t>(num_bytes));
+  }
+  void exchange(std::byte* a, std::byte* b, int64_t num_bytes) override {
+    std::swap_ranges(a, a + num_bytes, b);
   }
 
  private:

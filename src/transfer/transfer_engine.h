@@ -31,6 +31,8 @@ class TransferEngine {
   // when the call returns), or one byte repeated.
   virtual void upload(std::byte* target, const void* source, int64_t num_bytes) = 0;
   virtual void fill(std::byte* target, uint8_t value, int64_t num_bytes) = 0;
+  // Two places in the device arena change contents. Requires: they do not overlap.
+  virtual void exchange(std::byte* a, std::byte* b, int64_t num_bytes) = 0;
 };
 
 // Plain copies by the threads of `pool`, which outlives the engine: that of the CPU backend.

@@ -175,8 +175,29 @@ TEST_F(GpuEngine, OffloadedEqualsDenseWhenTheSetCoversTheContext) {
   EXPECT_EQ(gpu->memory().pages_in_use, 0);
 }
 
-// Sets that are a part of the context: both backends choose the same rows, up to the few that bf16
-// queries decide differently, and count alike.
+// Both backends choose the same rows, up to the few that bf16 queries decide differently, and count
+// alike.
+void expect_alike(const ForcedRun& a, const ForcedRun& b, const PolicyOptions& policy) {
+  const KvCounters &x = a.response.report.total, &y = b.response.report.total;
+  std::printf(
+      "%s: hits %ld %ld, misses %ld %ld, corrections %ld %ld, fetched %ld %ld, "
+      "attended %ld %ld\n",
+      describe(policy).c_str(), static_cast<long>(x.hits), static_cast<long>(y.hits),
+      static_cast<long>(x.misses), static_cast<long>(y.misses), static_cast<long>(x.corrections),
+      static_cast<long>(y.corrections), static_cast<long>(x.rows_fetched),
+      static_cast<long>(y.rows_fetched), static_cast<long>(x.rows_attended),
+      static_cast<long>(y.rows_attended));
+  const auto near = [](int64_t p, int64_t q, double share) {
+    return std::abs(static_cast<double>(p - q)) <= share * static_cast<double>(std::max(p, q)) + 8;
+  };
+  EXPECT_TRUE(near(x.hits, y.hits, 0.05));
+  EXPECT_TRUE(near(x.misses, y.misses, 0.05));
+  EXPECT_TRUE(near(x.rows_fetched, y.rows_fetched, 0.05));
+  EXPECT_TRUE(near(x.rows_attended, y.rows_attended, 0.02));
+  EXPECT_LT(compare(a, b).worst_cosine, 5e-2);
+}
+
+// Sets that are a part of the context.
 TEST_F(GpuEngine, PoliciesCountLikeTheCpuBackend) {
   const auto cpu = load_engine(options_for(kRecall, Backend::kCpu));
   const auto gpu = load_engine(options_for(kRecall, Backend::kCuda));
@@ -187,31 +208,21 @@ TEST_F(GpuEngine, PoliciesCountLikeTheCpuBackend) {
     for (const Correction correction : {Correction::kNone, Correction::kTrueQuery}) {
       if (predict == Predict::kNone && correction != Correction::kNone) continue;
       PolicyOptions policy = with(evictable("default"), predict, correction, Fetch::kDelta);
-      if (correction == Correction::kTrueQuery || predict == Predict::kNone) {
-        policy.hit_test = HitTest::kDrift;  // beside the cosine, which keeps more then
-        policy.threshold = 0.5;
+      // Beside the cosine, which keeps more then.
+      const bool drift = correction == Correction::kTrueQuery || predict == Predict::kNone;
+      for (const HitTest test : {drift ? HitTest::kDrift : HitTest::kCosine, HitTest::kEntropy}) {
+        policy.hit_test = test;
+        policy.entropy_rise = 0.05;
+        if (test != HitTest::kCosine) policy.threshold = 0.5;
+        SCOPED_TRACE(describe(policy));
+        const ForcedRun a = forced_run(*cpu, prompt, forced, policy);
+        expect_alike(a, forced_run(*gpu, prompt, forced, policy), policy);
+        // So that a test that refuses nothing shows.
+        if (test != HitTest::kEntropy) continue;
+        policy.hit_test = HitTest::kCosine;
+        const ForcedRun kept = forced_run(*cpu, prompt, forced, policy);
+        EXPECT_LT(a.response.report.total.hits, kept.response.report.total.hits);
       }
-      SCOPED_TRACE(describe(policy));
-      const ForcedRun a = forced_run(*cpu, prompt, forced, policy);
-      const ForcedRun b = forced_run(*gpu, prompt, forced, policy);
-      const KvCounters &x = a.response.report.total, &y = b.response.report.total;
-      std::printf(
-          "%s: hits %ld %ld, misses %ld %ld, corrections %ld %ld, fetched %ld %ld, "
-          "attended %ld %ld\n",
-          describe(policy).c_str(), static_cast<long>(x.hits), static_cast<long>(y.hits),
-          static_cast<long>(x.misses), static_cast<long>(y.misses),
-          static_cast<long>(x.corrections), static_cast<long>(y.corrections),
-          static_cast<long>(x.rows_fetched), static_cast<long>(y.rows_fetched),
-          static_cast<long>(x.rows_attended), static_cast<long>(y.rows_attended));
-      const auto near = [](int64_t p, int64_t q, double share) {
-        return std::abs(static_cast<double>(p - q)) <=
-               share * static_cast<double>(std::max(p, q)) + 8;
-      };
-      EXPECT_TRUE(near(x.hits, y.hits, 0.05));
-      EXPECT_TRUE(near(x.misses, y.misses, 0.05));
-      EXPECT_TRUE(near(x.rows_fetched, y.rows_fetched, 0.05));
-      EXPECT_TRUE(near(x.rows_attended, y.rows_attended, 0.02));
-      EXPECT_LT(compare(a, b).worst_cosine, 5e-2);
     }
   }
 }

@@ -203,6 +203,11 @@ class SceneMemory {
     std::iota(row_slot.begin(), row_slot.end(), 0);
     row_slot_ = std::make_unique<DeviceArray<int32_t>>(row_slot);
     decided_ = std::make_unique<DeviceArray<uint32_t>>(std::vector<uint32_t>(cells, 0));
+    std::vector<HeadEntropy> entropies;
+    for (size_t i = 0; i < cells; ++i) {
+      entropies.push_back(entropy_of(static_cast<int32_t>(i) % scene_.kv_heads));
+    }
+    entropies_ = std::make_unique<DeviceArray<HeadEntropy>>(entropies);
     kept_queries_ =
         std::make_unique<DeviceArray<float>>(2 * static_cast<int64_t>(cells) * group_width());
     queue_ = std::make_unique<DeviceArray<RefreshQueue>>(std::vector<RefreshQueue>(1));
@@ -221,6 +226,7 @@ class SceneMemory {
     tables_.pending = pending_->data();
     tables_.counters = device_counters_->data();
     tables_.decided = decided_->data();
+    tables_.entropies = entropies_->data();
     tables_.kept_queries = kept_queries_->data();
     tables_.hashes = device_hashes_->data();
     tables_.host_rows = rows_->data();
@@ -269,6 +275,7 @@ class SceneMemory {
   std::unique_ptr<DeviceArray<std::byte>> blocks_, scratch_;
   std::unique_ptr<DeviceArray<HeadCacheView>> device_heads_;
   std::unique_ptr<DeviceArray<HeadRule>> device_rules_;
+  std::unique_ptr<DeviceArray<HeadEntropy>> entropies_;
   std::unique_ptr<DeviceArray<DeviceCounters>> device_counters_;
   std::unique_ptr<DeviceArray<BatchSlot>> slots_;
   std::unique_ptr<DeviceArray<RefreshQueue>> queue_;

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <span>
 #include <string>
 #include <vector>
@@ -62,6 +63,10 @@ inline SequenceRules to_rules(const PolicyOptions& p) {
     r.drift_limit = static_cast<float>(p.drift_limit);
     r.drift_limit_ahead = static_cast<float>((1 - prefetch_margin(p)) * p.drift_limit);
   }
+  if (p.hit_test == HitTest::kEntropy) {
+    r.entropy_rise = static_cast<float>(p.entropy_rise);
+    r.entropy_rise_ahead = static_cast<float>((1 - prefetch_margin(p)) * p.entropy_rise);
+  }
   r.aggregate_all = p.aggregate == Aggregate::kAll;
   return r;
 }
@@ -69,17 +74,36 @@ inline SequenceRules to_rules(const PolicyOptions& p) {
 // What is said of a head's keys, whatever they are.
 inline float spread_of(int32_t kv_head) { return 0.4f + 0.3f * static_cast<float>(kv_head % 3); }
 
-// Attention::refused, of HitTest::kDrift.
-inline bool drifted_in(const Scene& scene, const HeadTask& task, std::span<const float> importance,
-                       double margin) {
-  if (scene.policy.hit_test != HitTest::kDrift) return false;
-  const auto dim = static_cast<size_t>(scene.head_dim);
-  std::vector<float> drift;
-  for (size_t g = 0; g < importance.size(); ++g) {
-    drift.push_back(score_drift({task.query + g * dim, dim}, {task.head->label + g * dim, dim},
-                                spread_of(task.kv_head), kScale));
+// What attention is said to have noted of a head: rises of less than a nat, of every third head
+// nothing yet.
+inline HeadEntropy entropy_of(int32_t kv_head) {
+  HeadEntropy entropy;
+  for (int32_t g = 0; g < kMaxGroup; ++g) {
+    entropy.at_label[g] = kv_head % 3 == 2 ? NAN : 1.0f;
+    entropy.last[g] =
+        1.25f + 0.5f * static_cast<float>(kv_head % 3) + 0.01f * static_cast<float>(g);
   }
-  return group_mean(scene.policy, drift, importance) > (1 - margin) * scene.policy.drift_limit;
+  return entropy;
+}
+
+// Attention::refused.
+inline bool refused_in(const Scene& scene, const HeadTask& task, std::span<const float> importance,
+                       double margin) {
+  const PolicyOptions& policy = scene.policy;
+  const bool by_entropy = policy.hit_test == HitTest::kEntropy;
+  if (policy.hit_test == HitTest::kCosine) return false;
+  if (by_entropy && task.head->state->label_length == task.context_tokens) return false;
+  const auto dim = static_cast<size_t>(scene.head_dim);
+  const HeadEntropy entropy = entropy_of(task.kv_head);
+  std::vector<float> moved;
+  for (size_t g = 0; g < importance.size(); ++g) {
+    moved.push_back(by_entropy ? entropy.last[g] - entropy.at_label[g]
+                               : score_drift({task.query + g * dim, dim},
+                                             {task.head->label + g * dim, dim},
+                                             spread_of(task.kv_head), kScale));
+  }
+  const double limit = by_entropy ? policy.entropy_rise : policy.drift_limit;
+  return group_mean(policy, moved, importance) > (1 - margin) * limit;
 }
 
 inline HeadRule to_head_rule(const PolicyOptions& p, std::span<const float> importance,

@@ -9,45 +9,11 @@
 #include <cmath>
 #include <string>
 
-#include "kernels/gpu_test.h"
 #include "kernels/refresh/spread.h"
-#include "kernels/refresh_world.h"
+#include "kernels/refresh_fixture.h"
 
 namespace clo::kernels {
 namespace {
-
-class RefreshTest : public GpuTest {
- protected:
-  static void now(World& world, const std::vector<float>& queries, int64_t context,
-                  int32_t num_clusters) {
-    world.decode(queries, context);
-    world.drain(num_clusters);
-    CLO_CUDA(cudaDeviceSynchronize());
-  }
-
-  // Decisions from true queries over contexts that grow, both sides compared after each. What the
-  // CPU counted, so that a test can tell that its case came up.
-  static KvCounters walk(const Scene& scene, std::span<const int64_t> growth, float step = 0.4f,
-                         World::How how = World::How::kDecide) {
-    World world(scene);
-    int64_t context = scene.context;
-    for (size_t i = 0; i < growth.size(); ++i) {
-      context += growth[i];
-      const std::vector<float> queries = world.next_queries(step);
-      const std::string where = "head_dim " + std::to_string(scene.head_dim) + " group " +
-                                std::to_string(scene.group) + " context " +
-                                std::to_string(context) + " step " + std::to_string(i);
-      world.cpu_refresh(queries, context, how);
-      now(world, queries, context, i % 2 == 0 ? 3 : 16);
-      world.expect_equal(where);
-      if (HasFatalFailure()) break;
-    }
-    KvCounters total;
-    for (int32_t s = 0; s < scene.num_slots; ++s) total += world.cpu_counters(s);
-    return total;
-  }
-  static constexpr int64_t kSteps[] = {0, 1, 1, 70, 1, 130};
-};
 
 TEST_F(RefreshTest, HashSetsEqualTheCpuForEveryShape) {
   for (const int32_t head_dim : {64, 128}) {
@@ -166,30 +132,6 @@ TEST_F(RefreshTest, ReuseRule) {
     scene.policy.threshold = -1;
     scene.policy.max_label_age = 0;
     EXPECT_EQ(walk(scene, growth).misses, 16);  // the first sets
-  }
-}
-
-TEST_F(RefreshTest, DriftRefusesWhatTheCosineWouldKeep) {
-  for (const int32_t head_dim : {64, 128}) {
-    for (const int32_t group : {1, 3, 4, 8}) {
-      for (const Aggregate aggregate : {Aggregate::kWeighted, Aggregate::kMean, Aggregate::kAll}) {
-        Scene scene;
-        scene.head_dim = head_dim;
-        scene.group = group;
-        scene.kv_heads = 3;
-        scene.resident_of = 3;
-        scene.policy.set_tokens = 300;
-        scene.policy.threshold = -1;
-        scene.policy.aggregate = aggregate;
-        scene.policy.hit_test = HitTest::kDrift;
-        // A step of 0.4 moves a query by 0.4 sqrt(head_dim): between the limits of the spreads.
-        scene.policy.drift_limit = 0.125 * 0.4 * std::sqrt(head_dim) * 0.9;
-        const KvCounters total = walk(scene, kSteps);
-        if (HasFatalFailure()) return;
-        EXPECT_GT(total.hits, 0);
-        EXPECT_GT(total.misses, 2);
-      }
-    }
   }
 }
 

@@ -249,6 +249,10 @@ class World : public SceneMemory {
   RefreshQueue queue() const { return queue_->download()[0]; }
   void set_queue(const RefreshQueue& queue) { queue_->upload(std::span(&queue, 1)); }
   std::vector<uint32_t> pending() const { return pending_->download(); }
+  uint32_t decided(int32_t slot, int32_t kv_head) const {
+    return decided_
+        ->download()[static_cast<size_t>((slot * kLayers + kLayer) * scene_.kv_heads + kv_head)];
+  }
   // Map, held bits and state of a head as the device has them, for sets that the CPU does not draw.
   struct DeviceHead {
     std::vector<int32_t> map;
@@ -283,6 +287,7 @@ class World : public SceneMemory {
     return rows;
   }
   int64_t capacity() const { return capacity_; }
+  std::span<const float> importance_of(int32_t kv_head) const { return importance(kv_head); }
 
  private:
   // Attention::refresh; true: choose again.
@@ -302,7 +307,7 @@ class World : public SceneMemory {
         task.context_tokens, covers(scene_.policy, task.context_tokens),
         task.context_tokens - task.head->ring_tokens, cosine, importance(task.kv_head), margin);
     if (decision == clo::Decision::kHit &&
-        drifted_in(scene_, task, importance(task.kv_head), margin)) {
+        refused_in(scene_, task, importance(task.kv_head), margin)) {
       decision = clo::Decision::kMiss;
     }
     const bool miss = decision != clo::Decision::kHit;

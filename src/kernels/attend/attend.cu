@@ -1,5 +1,6 @@
 #include "base/check.h"
 #include "kernels/attend/attend.h"
+#include "kernels/attend/entropy.cuh"
 #include "kernels/attend/softmax_tiles.cuh"
 #include "kernels/launch.cuh"
 #include "kernels/refresh/decide.cuh"
@@ -458,9 +459,16 @@ class Block {
   // number, not yet divided by shared_.total.
   template <typename Value>
   __device__ void finish(const HeadRows& h, int32_t head, Value value) {
+    const int32_t kv_head = head % t_.shape.num_kv_heads;
+    if (warp_ == kWarps - 1 && h.state != nullptr && t_.slots[h.slot].rules.entropy_rise > 0) {
+      float entropy = 0;
+      if (lane_ < group_) {
+        entropy = (log2f(shared_.total[lane_]) - kWeightShift<Element, kStored>)*0.693147181f;
+      }
+      note_entropy(t_, h.slot, p_.layer, kv_head, h.context, entropy);
+    }
     if (thread_ == kThreads - 1) {
       atomicAdd(&counters(h.slot).rows_in_context, static_cast<unsigned long long>(h.context));
-      const int32_t kv_head = head % t_.shape.num_kv_heads;
       // A head whose mass is sampled keeps its set until that has been done.
       if (p_.log_sum_exp == nullptr || !looks_at_mass(t_, h.slot, p_.layer, kv_head, h.context)) {
         push_due_job(t_, h.slot, p_.layer, kv_head, h.context);

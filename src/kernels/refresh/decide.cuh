@@ -188,6 +188,23 @@ __device__ __forceinline__ bool drifted(const HeadRule& rule, float limit, float
   return weights > 0 && sum / weights > limit;
 }
 
+// Attention::refused, of HitTest::kEntropy. rise: lane j's of query j; NaN, where it is not known
+// yet, is no reason to refuse.
+__device__ __forceinline__ bool entropy_rose(const HeadRule& rule, float limit, float rise,
+                                             int group) {
+  double sum = 0, weights = 0;
+  for (int j = 0; j < group; ++j) {
+    const double of_query = __shfl_sync(0xFFFFFFFFu, rise, j);
+    sum = __dadd_rn(sum, __dmul_rn(rule.weight[j], of_query));
+    weights = __dadd_rn(weights, rule.weight[j]);
+  }
+  return weights > 0 && sum / weights > limit;
+}
+__device__ __forceinline__ float entropy_rise(const HeadEntropy& entropy, int group, int lane) {
+  if (lane >= group) return 0;
+  return __ldcg(&entropy.last[lane]) - __ldcg(&entropy.at_label[lane]);
+}
+
 // Decides and counts for one head and a context; executed by a whole warp, which gets one answer.
 // Changes nothing but counters. cosine, way: lane j's of query j.
 __device__ __forceinline__ Decision decide_head(const DecodeTables& t, int32_t slot, int32_t layer,
@@ -221,6 +238,17 @@ __device__ __forceinline__ Decision decide_head(const DecodeTables& t, int32_t s
     const float limit = cause == Cause::kForesee ? rules.drift_limit_ahead : rules.drift_limit;
     if (decision == Decision::kHit && rules.drift_limit > 0 && drifted(rule, limit, way, group)) {
       decision = Decision::kMiss;
+    }
+    // Of a set that nothing has attended to there is no entropy. A decision about the next step is
+    // made before this step's attention, which has the last word (attend.cu).
+    const bool attended =
+        facts.label_length < context_tokens &&
+        (cause != Cause::kForesee || rules.predict == PredictRule::kPreviousLayer);
+    if (decision == Decision::kHit && rules.entropy_rise > 0 && attended) {
+      const int lane = static_cast<int>(threadIdx.x) % 32;
+      const float rise = entropy_rise(t.entropies[index], group, lane);
+      const float most = cause == Cause::kForesee ? rules.entropy_rise_ahead : rules.entropy_rise;
+      if (entropy_rose(rule, most, rise, group)) decision = Decision::kMiss;
     }
   }
 
@@ -331,15 +359,16 @@ __device__ __forceinline__ void decide_with_true_query(const DecodeTables& t, in
       }
     }
   }
-  bool due = false;
+  uint32_t ahead = 0;
   if (by_step && !attends_all(rules, resident, layer, context_tokens + 1)) {
     const SetFacts facts = chosen_now ? facts_of_job(rules, head, context_tokens) : label.facts;
-    due = decide_head(t, slot, layer, index, facts,
-                      chosen_now ? cosines.with_itself : cosines.with_label,
-                      chosen_now ? 0.0f : cosines.way, context_tokens + 1,
-                      Cause::kForesee) != Decision::kHit;
+    const bool hit = decide_head(t, slot, layer, index, facts,
+                                 chosen_now ? cosines.with_itself : cosines.with_label,
+                                 chosen_now ? 0.0f : cosines.way, context_tokens + 1,
+                                 Cause::kForesee) == Decision::kHit;
+    ahead = hit ? kKeptAhead : kDueAhead;
   }
-  if (lane == 0) t.decided[index] = (due ? kDueAhead : 0u) | (chosen_now ? kChosenNow : 0u);
+  if (lane == 0) t.decided[index] = ahead | (chosen_now ? kChosenNow : 0u);
 }
 
 }  // namespace clo::kernels

@@ -131,12 +131,16 @@ __global__ void __launch_bounds__(kRefreshThreads, 4)
                   params.context_tokens)) {
     return;  // the whole cluster does
   }
+  const std::byte* rows = params.layer_rows;
+  if (rows != nullptr) {
+    rows += kv_head * params.layer_capacity * row_bytes(t.shape);
+  } else if (__ldcg(&head.state->has_label) != 0) {
+    return;
+  }
   if (threadIdx.x == 0) {
     shared.work = {
-        params.slot,   params.layer,
-        kv_head,       static_cast<int32_t>(params.context_tokens),
-        query,         params.layer_rows + kv_head * params.layer_capacity * row_bytes(t.shape),
-        kRefreshWarps, 0,
+        params.slot, params.layer, kv_head,       static_cast<int32_t>(params.context_tokens),
+        query,       rows,         kRefreshWarps, 0,
         false};
   }
   refresh_head(t);

@@ -51,13 +51,14 @@ struct RefreshQueueParams {
 void refresh_queue(const RefreshQueueParams& params, cudaStream_t stream);
 
 // First sets at the end of a prefill, from the last prompt query: every head of one layer and one
-// slot selects without being asked, and rows come from the layer buffer, device to device.
+// slot selects without being asked, and rows come from the layer buffer, device to device. Without
+// a layer buffer they come from where they are stored, and heads that have a set keep it.
 // context_tokens: tokens in the cache by then. Nothing is counted.
 struct PrimeSets {
   DecodeTables tables;
   RefreshScratch scratch;                 // [num_kv_heads]
   const float* queries = nullptr;         // [num_q_heads * head_dim]
-  const std::byte* layer_rows = nullptr;  // [num_kv_heads][layer_capacity] rows
+  const std::byte* layer_rows = nullptr;  // [num_kv_heads][layer_capacity] rows, or null
   int64_t layer_capacity = 0;
   int64_t context_tokens = 0;
   int32_t slot = 0;
