@@ -145,8 +145,7 @@ void PolicyFlags::add_to(CLI::App& app, bool with_preset) {
       "true_query");
   add("--prefetch-margin", prefetch_margin,
       "How much earlier a corrected prediction chooses again: 0 (as the check) to 1 (0.5)");
-  add("--hit-test", hit_test,
-      "What keeps a set: cosine, cosine+drift, cosine+entropy (the last on the CPU)");
+  add("--hit-test", hit_test, "What keeps a set: cosine, cosine+drift, cosine+entropy");
   add("--entropy-rise", entropy_rise,
       "With cosine+entropy: nats that the set's attention may have become flatter by (1)");
   add("--drift-limit", drift_limit,
