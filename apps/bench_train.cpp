@@ -34,7 +34,7 @@ struct TrainFlags {
   std::string shape = "llama3-8b", bits = "128", backend = "auto", output;
   std::optional<std::string> device_memory;
   int64_t context = 2048, windows = 12, layers = 0, cpu_layers = 0;
-  std::optional<int64_t> decode;
+  std::optional<int64_t> decode, runs;
   int32_t iterations = 1500, threads = 0;
   bool quiet = false;
 };
@@ -93,6 +93,10 @@ Result<int> train_shape(const TrainFlags& flags) {
   const int64_t decode = flags.decode.value_or(flags.context / 4);
   CLO_TRY(in_range("--context", flags.context, 512, int64_t{1} << 20));
   CLO_TRY(in_range("--decode", decode, 2 * kMaxLag, flags.context - 256));
+  // As clo profile parts them.
+  const int64_t most_runs = decode <= (flags.context - 1) / 2 ? decode / (2 * kMaxLag) : 1;
+  const int64_t runs = flags.runs.value_or(std::min<int64_t>(8, most_runs));
+  CLO_TRY(in_range("--runs", runs, 1, most_runs));
   CLO_TRY(in_range("--windows", flags.windows, 1, 1000));
   CLO_TRY(in_range("--iterations", flags.iterations, 1, 1'000'000));
   CLO_TRY(in_range("--layers", flags.layers, 0, config.num_layers));
@@ -125,11 +129,11 @@ Result<int> train_shape(const TrainFlags& flags) {
   const std::string where = device ? device->device_name() : "the CPU";
   ThreadPool pool(threads);
   const Clock::time_point start = Clock::now();
-  const std::vector<WindowTrace> traces =
-      structured_windows(shape, flags.windows, flags.context - 1, decode - 1, kWindowSeed, pool);
+  const std::vector<WindowTrace> traces = structured_windows(
+      shape, flags.windows, flags.context - 1, decode / runs, runs, kWindowSeed, pool);
   const int64_t heads = layers * shape.num_kv_heads;
   const int64_t host_bytes =
-      flags.windows * WindowTrace::bytes(shape, flags.context - 1, decode - 1);
+      flags.windows * WindowTrace::bytes(shape, flags.context - 1, decode / runs * runs);
   std::printf("%ld heads (group %d, head_dim %d), %ld windows of %ld tokens, %s, made in %.1f s\n",
               static_cast<long>(heads), shape.group_size(), shape.head_dim,
               static_cast<long>(flags.windows), static_cast<long>(flags.context),
@@ -149,6 +153,7 @@ Result<int> train_shape(const TrainFlags& flags) {
                          {"heads", heads},
                          {"context", flags.context},
                          {"decode", decode},
+                         {"runs", runs},
                          {"windows", flags.windows},
                          {"iterations", flags.iterations},
                          {"window_bytes", host_bytes}};
@@ -187,8 +192,8 @@ Result<int> train_shape(const TrainFlags& flags) {
     if (!device || flags.cpu_layers == 0) continue;
     KvShape few = shape;
     few.num_layers = static_cast<int32_t>(flags.cpu_layers);
-    const std::vector<WindowTrace> some =
-        structured_windows(few, flags.windows, flags.context - 1, decode - 1, kWindowSeed, pool);
+    const std::vector<WindowTrace> some = structured_windows(
+        few, flags.windows, flags.context - 1, decode / runs, runs, kWindowSeed, pool);
     CLO_ASSIGN(const TrainFigures cpu,
                train(config, few, some, flags, static_cast<int32_t>(bits), nullptr, pool));
     const HeadStatistics& c = cpu.profile.statistics;
@@ -231,7 +236,8 @@ void add_train_bench(CLI::App& app, std::vector<BenchCommand>& commands) {
   sub->add_option("--device-memory,--gpu-memory", f.device_memory,
                   "What training may take of the device (nine tenths of what is free)");
   add_value(*sub, "--context", f.context, "Tokens of a window (2048)");
-  add_value(*sub, "--decode", f.decode, "Its last tokens, whose queries are used (a quarter)");
+  add_value(*sub, "--decode", f.decode, "Its tokens whose queries are used (a quarter)");
+  add_value(*sub, "--runs", f.runs, "Stretches that these lie in, as clo profile has them (8)");
   add_value(*sub, "--windows", f.windows, "Windows; every fourth is held out (12)");
   add_value(*sub, "--iterations", f.iterations, "Steps of training (1500)");
   add_value(*sub, "--layers", f.layers, "Only the first layers of the shape (all)");

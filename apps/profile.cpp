@@ -33,7 +33,7 @@ struct ProfileFlags {
   std::vector<std::string> texts;
   std::string contexts = "2048";
   int64_t windows = 12;
-  std::optional<int64_t> decode;
+  std::optional<int64_t> decode, runs;
   int32_t iterations = 1500;
   std::string recipe = "boundary", gates, output, json;
   std::optional<std::string> importance;  // absent: none, or the gates
@@ -83,22 +83,40 @@ Result<WindowRange> window_range(const std::string& contexts) {
   return range;
 }
 
-Status check_numbers(const ProfileFlags& flags, const WindowRange& range,
-                     const PolicyOptions& policy, int64_t decode) {
+// What is recorded of which windows. Fails: kBadFlag.
+Result<ProfileRun> profile_run(const ProfileFlags& flags, const WindowRange& range,
+                               const PolicyOptions& policy) {
+  constexpr int64_t kDefaultRuns = 8;
   CLO_TRY(in_range("--windows", flags.windows, 1, 10'000));
-  CLO_TRY(in_range("--iterations", flags.iterations, 1, 1'000'000));
+  const int64_t decode = flags.decode.value_or(std::max<int64_t>(range.shortest / 4, 2 * kMaxLag));
   // Every step must have candidates enough to train with, and queries kMaxLag steps apart.
-  const int64_t most = range.shortest - policy.sink - policy.recent - 128;
+  const int64_t least_context = policy.sink + policy.recent + 128;
+  const int64_t most = range.shortest - least_context;
   if (most < 2 * kMaxLag) {
     return Error{ErrorCode::kBadFlag,
-                 "expected at least " +
-                     std::to_string(policy.sink + policy.recent + 128 + 2 * kMaxLag) +
+                 "expected at least " + std::to_string(least_context + 2 * kMaxLag) +
                      " tokens in the shortest window, so that 128 are left to choose from beside "
                      "--sink and --recent; found " +
                      std::to_string(range.shortest),
                  "--context"};
   }
-  return in_range("--decode", decode, 2 * kMaxLag, most);
+  CLO_TRY(in_range("--decode", decode, 2 * kMaxLag, most));
+  // Runs lie in the second half of a window and do not overlap.
+  const int64_t half = (range.shortest - 1) / 2;
+  const int64_t most_runs = half >= least_context && decode <= half ? decode / (2 * kMaxLag) : 1;
+  const int64_t runs = flags.runs.value_or(std::min(kDefaultRuns, most_runs));
+  if (runs < 1 || runs > most_runs) {
+    return Error{
+        ErrorCode::kBadFlag,
+        "expected 1 to " + std::to_string(most_runs) + ", found " + std::to_string(runs) +
+            ": a run has at least " + std::to_string(2 * kMaxLag) + " of the " +
+            std::to_string(decode) +
+            " tokens of --decode, and several need a second half of the shortest window (" +
+            std::to_string(half) + " tokens) that holds them and begins with " +
+            std::to_string(least_context) + " tokens in context",
+        "--runs"};
+  }
+  return ProfileRun{range.shortest, range.longest, decode, flags.windows, runs};
 }
 
 void add_facts(Profile& profile, const ProfileFlags& flags, const PolicyOptions& policy,
@@ -112,7 +130,8 @@ void add_facts(Profile& profile, const ProfileFlags& flags, const PolicyOptions&
       {"text_tokens", std::to_string(text_tokens)},
       {"windows", std::to_string(traces.size())},
       {"context", flags.contexts},
-      {"steps", std::to_string(traces[0].num_steps() * std::ssize(traces))},
+      {"runs", std::to_string(traces[0].num_runs())},
+      {"steps", std::to_string(traces[0].num_steps() * traces[0].num_runs() * std::ssize(traces))},
       {"measured_ratio", std::to_string(kMeasuredRatio)},
       {"policy", describe(policy)},
       {"importance", profile.heads.importance.empty() ? "none"
@@ -247,8 +266,8 @@ Result<int> profile_model(const ProfileFlags& flags) {
                  "--preset or --select"};
   }
   CLO_ASSIGN(const WindowRange range, window_range(flags.contexts));
-  const int64_t decode = flags.decode.value_or(std::max<int64_t>(range.shortest / 4, 2 * kMaxLag));
-  CLO_TRY(check_numbers(flags, range, policy, decode));
+  CLO_TRY(in_range("--iterations", flags.iterations, 1, 1'000'000));
+  CLO_ASSIGN(const ProfileRun run, profile_run(flags, range, policy));
   MeasureOptions measure;
   measure.policy = policy;
   CLO_ASSIGN(measure.training, training_of(flags));
@@ -295,7 +314,6 @@ Result<int> profile_model(const ProfileFlags& flags) {
       (backend.note.empty() ? std::string() : " (" + backend.note + ")");
   CLO_ASSIGN(std::unique_ptr<Engine> engine, Engine::load(options));
   CLO_ASSIGN(const std::vector<int32_t> ids, engine->encode(text));
-  const ProfileRun run = {range.shortest, range.longest, decode, flags.windows};
 
   catch_interrupts();
   const auto keep_going = [] { return !interrupted(); };
@@ -354,7 +372,11 @@ Command add_profile(CLI::App& app) {
             "of the shortest, which is half of it, and the longest: 1024,32768")
       ->type_name("TEXT");
   add_value(app, "--decode", f.decode,
-            "The last ones of a window, whose queries are kept (a quarter of the shortest)");
+            "Tokens of a window whose queries are kept (a quarter of the shortest)");
+  add_value(
+      app, "--runs", f.runs,
+      "Stretches that these lie in, spread over a window's second half (8, or as many as have "
+      "room); 1: at its end");
   add_value(app, "--windows", f.windows,
             "At most so many windows, spread evenly over the text (12)");
   add_value(app, "--recipe", f.recipe,

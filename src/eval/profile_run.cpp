@@ -51,10 +51,10 @@ Result<std::vector<TextWindow>> text_windows(int64_t text_tokens, const ProfileR
 }
 
 Status check_recording_room(const KvShape& shape, std::span<const TextWindow> windows,
-                            int64_t decode_tokens, int64_t available_bytes) {
+                            const ProfileRun& run, int64_t available_bytes) {
   int64_t total = 0;
   for (const TextWindow& window : windows) {
-    total += WindowTrace::bytes(shape, window.tokens - 1, decode_tokens - 1);
+    total += WindowTrace::bytes(shape, window.tokens - 1, run.run_steps() * run.runs);
   }
   if (total <= available_bytes) return Ok{};
   return Error{ErrorCode::kHostMemory,
@@ -71,7 +71,7 @@ Result<std::vector<WindowTrace>> record_windows(Engine& engine, const KvShape& s
                                                 const ProfileRun& run, const RecordCalls& calls) {
   CLO_ASSIGN(const std::vector<TextWindow> windows, text_windows(std::ssize(ids), run));
   CLO_ASSIGN(const PolicyOptions dense, preset("dense"));
-  CLO_TRY(check_recording_room(shape, windows, run.decode_tokens, available_host_bytes()));
+  CLO_TRY(check_recording_room(shape, windows, run, available_host_bytes()));
   int64_t total = 0, before = 0;
   for (const TextWindow& window : windows) total += window.tokens;
   std::vector<WindowTrace> traces;
@@ -88,7 +88,7 @@ Result<std::vector<WindowTrace>> record_windows(Engine& engine, const KvShape& s
     request.on_progress = [&](const Progress& progress) {
       if (calls.on_progress) calls.on_progress(before + progress.done_tokens, total);
     };
-    recorder.begin(window.tokens - 1, run.decode_tokens - 1);
+    recorder.begin(window.tokens - 1, run.run_steps(), run.runs);
     CLO_ASSIGN(const Response response, engine.generate(std::move(request)));
     if (response.error) return *response.error;
     if (response.finish == FinishReason::kCancelled) {

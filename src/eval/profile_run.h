@@ -15,8 +15,11 @@ struct ProfileRun {
   // Of windows: lengths are spread evenly between them, in their logarithms. A hash learns the
   // rotary phases of the positions that its queries have, and is of little use at others.
   int64_t shortest = 1024, longest = 2048;
-  int64_t decode_tokens = 256;  // the last ones of each, whose queries are kept
+  int64_t decode_tokens = 256;  // of each, whose queries are kept
   int64_t windows = 8;          // at most; spread evenly over the text, none overlapping
+  int64_t runs = 1;             // of adjacent tokens that decode_tokens are parted into
+
+  int64_t run_steps() const { return decode_tokens / runs; }
 };
 
 struct TextWindow {
@@ -27,10 +30,10 @@ struct TextWindow {
 // when it is too short for one; the message says how many tokens it has and how many are needed.
 Result<std::vector<TextWindow>> text_windows(int64_t text_tokens, const ProfileRun& run);
 
-// Whether traces of the windows fit in so many bytes of host memory. Fails: kHostMemory, with what
-// they take and what there is.
+// Whether traces of windows of `run` fit in so many bytes of host memory. Fails: kHostMemory, with
+// what they take and what there is.
 Status check_recording_room(const KvShape& shape, std::span<const TextWindow> windows,
-                            int64_t decode_tokens, int64_t available_bytes);
+                            const ProfileRun& run, int64_t available_bytes);
 
 struct RecordCalls {
   std::function<void(int64_t tokens_done, int64_t tokens)> on_progress;

@@ -27,6 +27,11 @@ void normalise_rows(std::vector<float>& x, int64_t dim) {
 
 }  // namespace
 
+int64_t num_training_keys(const HeadSample& sample, const PolicyOptions& policy) {
+  return std::min(kMostRunKeys,
+                  candidates(policy, sample.window.context_of(sample.first_step)).size());
+}
+
 BatchDraws::BatchDraws(std::span<const HeadSample> samples, const PolicyOptions& policy,
                        uint64_t seed)
     : random_(seed) {
@@ -40,6 +45,7 @@ BatchDraws::BatchDraws(std::span<const HeadSample> samples, const PolicyOptions&
     for (int64_t i = range.size() - 1; i > 0; --i) {
       std::swap(window.tokens[i], window.tokens[random_.below(i + 1)]);
     }
+    window.tokens.resize(static_cast<size_t>(num_training_keys(sample, policy)));
     windows_.push_back(std::move(window));
   }
 }
@@ -79,7 +85,7 @@ PreparedWindow prepare_window(const HeadShape& shape, const HeadSample& sample,
     uint64_t* labels = made.labels.data() + step * made.label_words;
     for (size_t word = 0; word < set.size(); ++word) {
       for (uint64_t left = set[word]; left != 0; left &= left - 1) {
-        // Tokens that have become candidates since the first step are not among the keys.
+        // Tokens beyond the sample, or that have become candidates since, are not among the keys.
         const int32_t i = place[word * 64 + static_cast<size_t>(std::countr_zero(left))];
         if (i >= 0) labels[i / 64] |= uint64_t{1} << (i % 64);
       }

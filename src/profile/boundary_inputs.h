@@ -11,6 +11,11 @@
 
 namespace clo::training {
 
+// Keys of a run that train: a random sample of its candidates, so that inputs stay small however
+// long the window is. Runs are many, and each has a sample of its own.
+inline constexpr int64_t kMostRunKeys = 4 * kMostKeys;
+int64_t num_training_keys(const HeadSample& sample, const PolicyOptions& policy);
+
 // One step's sample of a window.
 struct Batch {
   size_t window = 0;
@@ -24,7 +29,7 @@ class BatchDraws {
  public:
   // Requires: samples with steps and 16 candidates at the first of them.
   BatchDraws(std::span<const HeadSample> samples, const PolicyOptions& policy, uint64_t seed);
-  // Candidates of the first step in random order, so that any run of them is a sample.
+  // num_training_keys() candidates of the first step in random order: any stretch is a sample.
   std::span<const int32_t> tokens(size_t window) const { return windows_[window].tokens; }
   Batch next();
 

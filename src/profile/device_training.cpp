@@ -28,8 +28,7 @@ HashTrainerShape trainer_shape(const HeadShape& shape, std::span<const HeadSampl
                                const PolicyOptions& policy, int32_t bits) {
   HashTrainerShape made{shape.group_size, shape.head_dim, bits, {}};
   for (const HeadSample& sample : samples) {
-    const int64_t context = sample.window.context_of(sample.first_step);
-    made.windows.push_back({candidates(policy, context).size(), sample.window.num_steps});
+    made.windows.push_back({training::num_training_keys(sample, policy), sample.window.num_steps});
   }
   return made;
 }

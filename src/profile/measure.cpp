@@ -63,11 +63,15 @@ class HeadMeasurement {
         kv_head_(kv_head),
         first_query_(size_t(layer) * shape.num_q_heads + size_t(kv_head) * shape.group_size()),
         index_(size_t(layer) * shape.num_kv_heads + kv_head),
-        profile_(profile) {
+        profile_(profile),
+        runs_(traces[0].num_runs()) {
     const float scale = 1 / std::sqrt(static_cast<float>(shape.head_dim));
     for (const WindowTrace& trace : traces) {
-      windows_.push_back(trace.head(layer, kv_head));
-      attention_.push_back(measure_attention(head_, windows_.back(), options.policy, scale));
+      CLO_CHECK(trace.num_runs() == runs_, trace.num_runs(), runs_);
+      for (int64_t run = 0; run < runs_; ++run) {
+        windows_.push_back(trace.head(layer, kv_head, run));
+        attention_.push_back(measure_attention(head_, windows_.back(), options.policy, scale));
+      }
     }
   }
 
@@ -89,7 +93,8 @@ class HeadMeasurement {
   int32_t layer_, kv_head_;
   size_t first_query_, index_;  // of the group's first query head and of the KV head
   Profile& profile_;
-  std::vector<HeadWindow> windows_;
+  int64_t runs_;                     // of a window
+  std::vector<HeadWindow> windows_;  // runs of each window, one window after another
   std::vector<HeadAttention> attention_;
   SampleSplit samples_;        // of training
   std::vector<float> random_;  // [head_dim, bits]
@@ -150,7 +155,7 @@ void HeadMeasurement::measure_reuse() {
 }
 
 void HeadMeasurement::begin_training(const HashSigns& signs) {
-  samples_ = split_samples(windows_, attention_);
+  samples_ = split_samples(windows_, attention_, runs_);
   random_ = projection_matrix(signs.params(layer_, kv_head_));
 }
 
@@ -185,7 +190,7 @@ void HeadMeasurement::judge(std::vector<float> trained) {
 }  // namespace
 
 SampleSplit split_samples(std::span<const HeadWindow> windows,
-                          std::span<const HeadAttention> attention) {
+                          std::span<const HeadAttention> attention, int64_t runs) {
   SampleSplit split;
   if (windows.size() == 1) {
     const int64_t steps = windows[0].num_steps, middle = std::max<int64_t>(1, steps * 3 / 4);
@@ -194,8 +199,12 @@ SampleSplit split_samples(std::span<const HeadWindow> windows,
     split.held_out.push_back({windows[0], &attention[0], after, steps});
     return split;
   }
+  // What is held out as one: a window with all its runs, or a run of a single window.
+  const auto of_one = static_cast<size_t>(std::ssize(windows) > runs ? runs : 1);
+  const size_t count = windows.size() / of_one;
   for (size_t w = 0; w < windows.size(); ++w) {
-    const bool held = windows.size() < 4 ? w + 1 == windows.size() : w % 4 == 3;
+    const size_t one = w / of_one;
+    const bool held = count < 4 ? one + 1 == count : one % 4 == 3;
     (held ? split.held_out : split.train)
         .push_back({windows[w], &attention[w], 0, windows[w].num_steps});
   }

@@ -34,16 +34,17 @@ struct MeasureCalls {
 };
 
 // The windows that train and those that are held out to see what training reached: every fourth
-// window, or the last of fewer than four; of a single window the last quarter of its steps, kMaxLag
-// steps apart from those that train.
+// window, or the last of fewer than four; of a single window its runs in the same way; of a single
+// run the last quarter of its steps, kMaxLag steps apart from those that train.
 struct SampleSplit {
   std::vector<HeadSample> train, held_out;
 };
+// `windows`: `runs` of each window of the text, one window after another.
 SampleSplit split_samples(std::span<const HeadWindow> windows,
-                          std::span<const HeadAttention> attention);
+                          std::span<const HeadAttention> attention, int64_t runs);
 
-// Requires: traces of `shape`, at least one; where hashes are trained, with 16 candidates each.
-// Fails: kCancelled; with a device also as DeviceTraining.
+// Requires: traces of `shape` with equally many runs, at least one; where hashes are trained, with
+// 16 candidates each. Fails: kCancelled; with a device also as DeviceTraining.
 Result<Profile> measure_heads(const KvShape& shape, const RopeConfig& rope,
                               std::span<const WindowTrace> traces, const MeasureOptions& options,
                               ThreadPool& pool, const MeasureCalls& calls);

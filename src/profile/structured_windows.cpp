@@ -60,10 +60,11 @@ void fill_head(const KvShape& shape, int32_t layer, int32_t kv_head, int64_t win
   const float moves = std::sqrt(1 - kRemains * kRemains);
   for (int32_t g = 0; g < shape.group_size(); ++g) {
     for (float& p : place) p = kSpread * random.normal();
-    for (int64_t step = 0; step < trace.num_steps(); ++step) {
+    for (int64_t i = 0; i < trace.num_runs() * trace.num_steps(); ++i) {
       for (float& p : place) p = kRemains * p + moves * kSpread * random.normal();
       write_row(space, space.query_constant, place, random,
-                trace.query(layer, kv_head * shape.group_size() + g, step));
+                trace.query(layer, kv_head * shape.group_size() + g, i / trace.num_steps(),
+                            i % trace.num_steps()));
     }
   }
 }
@@ -71,10 +72,12 @@ void fill_head(const KvShape& shape, int32_t layer, int32_t kv_head, int64_t win
 }  // namespace
 
 std::vector<WindowTrace> structured_windows(const KvShape& shape, int64_t windows,
-                                            int64_t num_tokens, int64_t num_steps, uint64_t seed,
-                                            ThreadPool& pool) {
+                                            int64_t num_tokens, int64_t num_steps, int64_t num_runs,
+                                            uint64_t seed, ThreadPool& pool) {
   std::vector<WindowTrace> traces;
-  for (int64_t w = 0; w < windows; ++w) traces.emplace_back(shape, num_tokens, num_steps);
+  for (int64_t w = 0; w < windows; ++w) {
+    traces.emplace_back(shape, num_tokens, num_steps, num_runs);
+  }
   const int64_t heads = int64_t{shape.num_layers} * shape.num_kv_heads;
   pool.run(windows * heads, [&](int64_t i, int) {
     const int64_t head = i % heads;

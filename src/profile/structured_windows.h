@@ -12,7 +12,7 @@ namespace clo {
 
 // Deterministic by seed; a head's rows do not depend on how many other heads and windows there are.
 std::vector<WindowTrace> structured_windows(const KvShape& shape, int64_t windows,
-                                            int64_t num_tokens, int64_t num_steps, uint64_t seed,
-                                            ThreadPool& pool);
+                                            int64_t num_tokens, int64_t num_steps, int64_t num_runs,
+                                            uint64_t seed, ThreadPool& pool);
 
 }  // namespace clo

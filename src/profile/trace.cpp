@@ -29,16 +29,19 @@ void read_key(const KvShape& shape, const HeadTask& task, int64_t token, float* 
 
 }  // namespace
 
-WindowTrace::WindowTrace(const KvShape& shape, int64_t num_tokens, int64_t num_steps)
-    : shape_(shape), num_tokens_(num_tokens), num_steps_(num_steps) {
+WindowTrace::WindowTrace(const KvShape& shape, int64_t num_tokens, int64_t num_steps,
+                         int64_t num_runs)
+    : shape_(shape), num_tokens_(num_tokens), num_steps_(num_steps), num_runs_(num_runs) {
+  CLO_CHECK(num_runs >= 1 && num_steps >= 1 && run_end(0) >= num_steps, num_tokens, num_steps,
+            num_runs);
   const int64_t dims = int64_t{shape.num_layers} * shape.head_dim;
   keys_.resize(static_cast<size_t>(dims * shape.num_kv_heads * num_tokens));
-  queries_.resize(static_cast<size_t>(dims * shape.num_q_heads * num_steps));
+  queries_.resize(static_cast<size_t>(dims * shape.num_q_heads * num_runs * num_steps));
 }
 
-int64_t WindowTrace::bytes(const KvShape& shape, int64_t num_tokens, int64_t num_steps) {
+int64_t WindowTrace::bytes(const KvShape& shape, int64_t num_tokens, int64_t all_steps) {
   return int64_t{shape.num_layers} * shape.head_dim * static_cast<int64_t>(sizeof(float)) *
-         (shape.num_kv_heads * num_tokens + shape.num_q_heads * num_steps);
+         (shape.num_kv_heads * num_tokens + shape.num_q_heads * all_steps);
 }
 
 std::span<float> WindowTrace::key(int32_t layer, int32_t kv_head, int64_t token) {
@@ -46,35 +49,40 @@ std::span<float> WindowTrace::key(int32_t layer, int32_t kv_head, int64_t token)
   return {keys_.data() + row * shape_.head_dim, static_cast<size_t>(shape_.head_dim)};
 }
 
-std::span<float> WindowTrace::query(int32_t layer, int32_t query_head, int64_t step) {
-  const int64_t row = (int64_t{layer} * shape_.num_q_heads + query_head) * num_steps_ + step;
+std::span<float> WindowTrace::query(int32_t layer, int32_t query_head, int64_t run, int64_t step) {
+  const int64_t group = shape_.group_size();
+  const int64_t kv_head = int64_t{layer} * shape_.num_kv_heads + query_head / group;
+  const int64_t row =
+      ((kv_head * num_runs_ + run) * group + query_head % group) * num_steps_ + step;
   return {queries_.data() + row * shape_.head_dim, static_cast<size_t>(shape_.head_dim)};
 }
 
-HeadWindow WindowTrace::head(int32_t layer, int32_t kv_head) const {
+HeadWindow WindowTrace::head(int32_t layer, int32_t kv_head, int64_t run) const {
   const int64_t head = int64_t{layer} * shape_.num_kv_heads + kv_head;
-  const int64_t key_size = num_tokens_ * shape_.head_dim;
   const int64_t query_size = shape_.group_size() * num_steps_ * shape_.head_dim;
   HeadWindow window;
-  window.keys = {keys_.data() + head * key_size, static_cast<size_t>(key_size)};
-  window.queries = {queries_.data() + head * query_size, static_cast<size_t>(query_size)};
-  window.num_tokens = num_tokens_;
+  window.num_tokens = run_end(run);
   window.num_steps = num_steps_;
-  window.first_context = num_tokens_ - num_steps_ + 1;
+  window.first_context = window.num_tokens - num_steps_ + 1;
+  window.keys = {keys_.data() + head * num_tokens_ * shape_.head_dim,
+                 static_cast<size_t>(window.num_tokens * shape_.head_dim)};
+  window.queries = {queries_.data() + (head * num_runs_ + run) * query_size,
+                    static_cast<size_t>(query_size)};
   return window;
 }
 
-void TraceRecorder::begin(int64_t num_tokens, int64_t num_steps) {
-  CLO_CHECK(num_steps >= 1 && num_tokens >= num_steps, num_tokens, num_steps);
+void TraceRecorder::begin(int64_t num_tokens, int64_t num_steps, int64_t num_runs) {
+  CLO_CHECK(source_ == Source::kPrefill || num_runs == 1, num_runs);
   num_tokens_ = num_tokens;
   num_steps_ = num_steps;
+  num_runs_ = num_runs;
   started_ = false;
   seen_ = 0;
 }
 
 void TraceRecorder::start(const KvShape& shape) {
   if (started_) return;
-  trace_ = WindowTrace(shape, num_tokens_, num_steps_);
+  trace_ = WindowTrace(shape, num_tokens_, num_steps_, num_runs_);
   num_layers_ = shape.num_layers;
   started_ = true;
 }
@@ -83,7 +91,6 @@ void TraceRecorder::on_prefill(const KvShape& shape, int32_t layer, const Prefil
   if (source_ != Source::kPrefill) return;
   start(shape);
   const int64_t count = std::min(rows.num_tokens, num_tokens_ - rows.first_token);
-  const int64_t first_query = num_tokens_ - num_steps_;
   const int64_t query_bytes = shape.head_dim * dtype_bytes(rows.query_type);
   for (int32_t head = 0; head < shape.num_kv_heads; ++head) {
     for (int64_t t = 0; t < count; ++t) {
@@ -91,11 +98,14 @@ void TraceRecorder::on_prefill(const KvShape& shape, int32_t layer, const Prefil
                      trace_.key(layer, head, rows.first_token + t).data(), shape.head_dim);
     }
   }
-  for (int32_t head = 0; head < shape.num_q_heads; ++head) {
-    for (int64_t t = std::max<int64_t>(0, first_query - rows.first_token); t < count; ++t) {
-      convert_to_f32(
-          rows.query_type, rows.queries + t * rows.query_token_bytes + head * query_bytes,
-          trace_.query(layer, head, rows.first_token + t - first_query).data(), shape.head_dim);
+  for (int64_t run = 0; run < num_runs_; ++run) {
+    const int64_t end = trace_.run_end(run) - rows.first_token, begin = end - num_steps_;
+    for (int32_t head = 0; head < shape.num_q_heads; ++head) {
+      for (int64_t t = std::max<int64_t>(0, begin); t < std::min(count, end); ++t) {
+        convert_to_f32(rows.query_type,
+                       rows.queries + t * rows.query_token_bytes + head * query_bytes,
+                       trace_.query(layer, head, run, t - begin).data(), shape.head_dim);
+      }
     }
   }
   seen_ += std::max<int64_t>(count, 0);
@@ -114,7 +124,7 @@ void TraceRecorder::on_decode(const KvShape& shape, int32_t layer,
   for (const HeadTask& task : tasks) {
     for (int32_t g = 0; g < group; ++g) {
       std::copy_n(task.query + int64_t{g} * shape.head_dim, shape.head_dim,
-                  trace_.query(layer, task.kv_head * group + g, step).begin());
+                  trace_.query(layer, task.kv_head * group + g, 0, step).begin());
     }
     for (int64_t token = step == 0 ? 0 : context - 1; token < context; ++token) {
       read_key(shape, task, token, trace_.key(layer, task.kv_head, token).data());

@@ -1,8 +1,8 @@
 #pragma once
-// What is recorded of a model for a profile: the queries of the last tokens of a window of text and
-// the keys of all its tokens. Under dense attention a token's query is the same whether it is read
-// as part of a prompt or fed alone, so the queries of adjacent tokens are those of adjacent decode
-// steps. Keys and queries are f32 and after the rotary
+// What is recorded of a model for a profile: the keys of all tokens of a window of text, and the
+// queries of runs of adjacent tokens, spread over its second half. Under dense attention a token's
+// query is the same whether it is read as part of a prompt or fed alone, so the queries of adjacent
+// tokens are those of adjacent decode steps. Keys and queries are f32 and after the rotary
 // embedding, as attention sees them.
 #include <cstdint>
 #include <span>
@@ -12,7 +12,8 @@
 
 namespace clo {
 
-// One KV head's share of a window. The trace that it points into outlives it.
+// One KV head's share of a run: its queries, and the keys of the window up to its last step. The
+// trace that it points into outlives it; the keys of a window's runs begin at one place.
 struct HeadWindow {
   std::span<const float> keys;     // [num_tokens, head_dim]
   std::span<const float> queries;  // [group_size, num_steps, head_dim]
@@ -26,21 +27,29 @@ struct HeadWindow {
 class WindowTrace {
  public:
   WindowTrace() = default;
-  // Room for `num_steps` steps, of which the last has `num_tokens` tokens in context.
-  WindowTrace(const KvShape& shape, int64_t num_tokens, int64_t num_steps);
+  // Room for runs of `num_steps` steps. Their ends part the second half of the window evenly; the
+  // last is that of the window, with `num_tokens` tokens in context.
+  WindowTrace(const KvShape& shape, int64_t num_tokens, int64_t num_steps, int64_t num_runs = 1);
 
   int64_t num_tokens() const { return num_tokens_; }
-  int64_t num_steps() const { return num_steps_; }
-  HeadWindow head(int32_t layer, int32_t kv_head) const;
-  std::span<float> key(int32_t layer, int32_t kv_head, int64_t token);      // [head_dim]
-  std::span<float> query(int32_t layer, int32_t query_head, int64_t step);  // [head_dim]
-  static int64_t bytes(const KvShape& shape, int64_t num_tokens, int64_t num_steps);
+  int64_t num_steps() const { return num_steps_; }  // of a run
+  int64_t num_runs() const { return num_runs_; }
+  // Tokens in context at the last step of a run.
+  int64_t run_end(int64_t run) const {
+    return num_tokens_ - (num_runs_ - 1 - run) * (num_tokens_ / 2) / num_runs_;
+  }
+  HeadWindow head(int32_t layer, int32_t kv_head, int64_t run) const;
+  std::span<float> key(int32_t layer, int32_t kv_head, int64_t token);  // [head_dim]
+  std::span<float> query(int32_t layer, int32_t query_head, int64_t run, int64_t step);
+  // `all_steps`: of all runs.
+  static int64_t bytes(const KvShape& shape, int64_t num_tokens, int64_t all_steps);
 
  private:
   KvShape shape_;
-  int64_t num_tokens_ = 0, num_steps_ = 0;
-  std::vector<float> keys_;     // [num_layers, num_kv_heads, num_tokens, head_dim]
-  std::vector<float> queries_;  // [num_layers, num_q_heads, num_steps, head_dim]
+  int64_t num_tokens_ = 0, num_steps_ = 0, num_runs_ = 1;
+  std::vector<float> keys_;  // [num_layers, num_kv_heads, num_tokens, head_dim]
+  std::vector<float>
+      queries_;  // [num_layers, num_kv_heads, num_runs, group_size, num_steps, head_dim]
 };
 
 // Fills one trace after another from an engine that runs one sequence at a time and keeps no
@@ -53,8 +62,8 @@ class TraceRecorder : public AttentionObserver {
   enum class Source : uint8_t { kPrefill, kDecode };
   explicit TraceRecorder(Source source = Source::kPrefill) : source_(source) {}
 
-  // `num_steps` steps are recorded; the last of them has `num_tokens` in context.
-  void begin(int64_t num_tokens, int64_t num_steps);
+  // As a WindowTrace of these numbers. Requires: one run with kDecode.
+  void begin(int64_t num_tokens, int64_t num_steps, int64_t num_runs = 1);
   bool watches_decode() const override { return source_ == Source::kDecode; }
   void on_prefill(const KvShape& shape, int32_t layer, const PrefillRows& rows) override;
   void on_decode(const KvShape& shape, int32_t layer, std::span<const HeadTask> tasks) override;
@@ -65,7 +74,7 @@ class TraceRecorder : public AttentionObserver {
   void start(const KvShape& shape);
 
   Source source_;
-  int64_t num_tokens_ = 0, num_steps_ = 0;
+  int64_t num_tokens_ = 0, num_steps_ = 0, num_runs_ = 1;
   bool started_ = false;
   int64_t seen_ = 0;  // layers x tokens of kPrefill, layers x steps of kDecode
   int32_t num_layers_ = 0;

@@ -101,12 +101,24 @@ Recall hash_recall(const HeadShape& shape, std::span<const HeadSample> samples,
   };
   RecallSum sum;
   std::vector<uint8_t> chosen;
-  std::vector<uint64_t> keys, queries, query(static_cast<size_t>(group * words));
+  std::vector<uint64_t> keys, more, queries, query(static_cast<size_t>(group * words));
   std::vector<uint16_t> distances;
   std::vector<uint32_t> histogram;
+  const float* encoded = nullptr;  // the keys whose codes there are
+  int64_t num_encoded = 0;
   for (const HeadSample& sample : samples) {
     const HeadWindow& window = sample.window;
-    encode(window.keys.data(), window.num_tokens, keys);
+    // Runs of one window have its keys in common.
+    if (window.keys.data() != encoded) {
+      keys.clear();
+      encoded = window.keys.data();
+      num_encoded = 0;
+    }
+    if (num_encoded < window.num_tokens) {
+      encode(encoded + num_encoded * dim, window.num_tokens - num_encoded, more);
+      keys.insert(keys.end(), more.begin(), more.end());
+      num_encoded = window.num_tokens;
+    }
     encode(window.queries.data(), group * window.num_steps, queries);
     for (int64_t step = sample.first_step; step < sample.end_step; ++step) {
       int64_t left = sample.attention->sizes[step];

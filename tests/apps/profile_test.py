@@ -12,7 +12,7 @@ import zlib
 import program
 from program import Case, document, edit_tensors, read_tensors
 
-# Small and quick: two windows, 63 recorded steps each.
+# Small and quick: two windows, 64 recorded steps each, in one run: they are too short for two.
 SMALL = ["--context", "384,384", "--decode", "64", "--windows", "2", "--iterations", "40", "--quiet"]
 
 
@@ -39,7 +39,8 @@ class Profile(Case):
         header, _ = read_tensors(self.path("heads.profile"))
         facts = header["__metadata__"]
         self.assertEqual(facts["format"], "clo-profile-2")
-        self.assertEqual((facts["windows"], facts["steps"]), ("2", "126"))
+        self.assertEqual((facts["windows"], facts["steps"]), ("2", "128"))
+        self.assertEqual(facts["runs"], "1")
         self.assertEqual(facts["texts"], "text.txt, text.txt")
         self.assertEqual(header["importance"]["shape"], [8, 4])
         self.assertEqual(header["hash_weights"]["shape"], [8, 2, 64, 128])
@@ -90,6 +91,25 @@ class Profile(Case):
             self.assertEqual((run["context"], run["windows"]), (context, "3"))
             shown = self.succeeds("inspect", "-m", self.recall, "--profile", "of.profile")
             self.assertIn(f"trained on contexts of up to {tokens} tokens", shown.out)
+
+    def test_queries_lie_in_runs(self):
+        self.write("text.txt", document(lines=260))
+        args = ["profile", "-m", self.recall, "--text", "text.txt", "--context", "640,800",
+                "--windows", "3", "--iterations", "20", "--quiet"]
+        for flags, runs, steps in (([], "5", "480"), (["--decode", "300"], "8", "888"),
+                                   (["--decode", "96", "--runs", "2"], "2", "288"),
+                                   (["--decode", "400"], "1", "1200")):
+            self.succeeds(*args, *flags, "-o", "of.profile", "--json", "of.jsonl")
+            with open(self.path("of.jsonl")) as lines:
+                run = json.loads(lines.readline())
+            self.assertEqual((run["runs"], run["steps"]), (runs, steps))
+            shown = self.succeeds("inspect", "-m", self.recall, "--profile", "of.profile")
+            self.assertRegex(shown.out, rf"(?m)^ *runs +{runs}$")
+        self.refused(2, ["--runs", "1 to 3", "found 4", "at least 32 of the 96 tokens"], *args,
+                     "--decode", "96", "--runs", "4", "-o", "x")
+        self.refused(2, ["--runs", "1 to 1", "second half", "319"], *args, "--decode", "320",
+                     "--runs", "2", "-o", "x")
+        self.refused(2, ["--runs", "found 0"], *args, "--runs", "0", "-o", "x")
 
     def check_png(self, path, width, height):
         with open(path, "rb") as file:

@@ -59,7 +59,7 @@ void expect_alike(const KvShape& shape, const WindowTrace& a, const WindowTrace&
   for (int32_t layer = 0; layer < shape.num_layers; ++layer) {
     for (int32_t head = 0; head < shape.num_kv_heads; ++head) {
       SCOPED_TRACE(testing::Message() << "layer " << layer << ", head " << head);
-      const HeadWindow of_a = a.head(layer, head), of_b = b.head(layer, head);
+      const HeadWindow of_a = a.head(layer, head, 0), of_b = b.head(layer, head, 0);
       ASSERT_EQ(of_a.keys.size(), of_b.keys.size());
       ASSERT_EQ(of_a.queries.size(), of_b.queries.size());
       ASSERT_EQ(of_a.num_tokens, kTokens);

@@ -35,7 +35,7 @@ class Observer : public testing::Test {
     return recorder_.take();
   }
   // All tokens as a prompt.
-  WindowTrace record_prompt(KvType type, int32_t chunk) {
+  WindowTrace record_prompt(KvType type, int32_t chunk, int64_t steps = kSteps, int64_t runs = 1) {
     TraceRecorder recorder;
     EngineOptions options = tiny_options("recall-7m");
     options.backend = Backend::kCpu;
@@ -47,7 +47,7 @@ class Observer : public testing::Test {
     const std::unique_ptr<Engine> engine = load_engine(options);
     const auto ids = random_ids(kPrompt + kForced, engine->vocab_size(), 3);
     Request request = ids_request({ids.begin(), ids.end() - 1}, 1, options.policy);
-    recorder.begin(kPrompt + kSteps, kSteps);
+    recorder.begin(kPrompt + kSteps, steps, runs);
     (void)answer_of(*engine, std::move(request));
     return recorder.take();
   }
@@ -64,7 +64,7 @@ TEST_F(Observer, SeesTheSameOfResidentAndOfOffloadedHeads) {
     const WindowTrace dense = record(*preset("dense"), type);
     const WindowTrace offloaded = record(everything_offloaded(), type);
     for (const int32_t layer : {0, 7}) {
-      const HeadWindow a = dense.head(layer, 1), b = offloaded.head(layer, 1);
+      const HeadWindow a = dense.head(layer, 1, 0), b = offloaded.head(layer, 1, 0);
       ASSERT_EQ(a.num_steps, kSteps);
       ASSERT_EQ(a.context_of(kSteps - 1), kPrompt + kSteps);
       // Layer 0's come from the embedding alone; later ones pass through attention's sums.
@@ -95,7 +95,7 @@ TEST_F(Observer, SeesInAPromptWhatDecodeStepsWouldHave) {
       const WindowTrace prompt = record_prompt(type, chunk);
       for (int32_t layer = 0; layer < 8; ++layer) {
         SCOPED_TRACE(testing::Message() << layer << " in chunks of " << chunk);
-        const HeadWindow a = steps.head(layer, 1), b = prompt.head(layer, 1);
+        const HeadWindow a = steps.head(layer, 1, 0), b = prompt.head(layer, 1, 0);
         ASSERT_EQ(a.num_steps, b.num_steps);
         ASSERT_EQ(a.first_context, b.first_context);
         ASSERT_EQ(a.keys.size(), b.keys.size());
@@ -120,12 +120,34 @@ TEST_F(Observer, SeesInAPromptWhatDecodeStepsWouldHave) {
   }
 }
 
+TEST_F(Observer, SeesInRunsWhatTheWholeWindowHas) {
+  const WindowTrace whole = record_prompt(KvType::kBF16, 512, kPrompt + kSteps);
+  for (const int32_t chunk : {512, 48}) {
+    const WindowTrace runs = record_prompt(KvType::kBF16, chunk, 37, 4);  // 340 tokens
+    for (int32_t layer = 0; layer < 8; ++layer) {
+      for (int64_t run = 0; run < 4; ++run) {
+        SCOPED_TRACE(testing::Message() << layer << " in chunks of " << chunk << ", run " << run);
+        const HeadWindow all = whole.head(layer, 1, 0), part = runs.head(layer, 1, run);
+        const int64_t end = 340 - (3 - run) * 170 / 4;
+        ASSERT_EQ(part.context_of(36), end);
+        ASSERT_EQ(part.num_tokens, end);
+        const double bound = layer == 0 ? 1e-6 : chunk == 512 ? 1e-6 : 0.02;
+        EXPECT_LT(apart(all.keys.first(part.keys.size()), part.keys), bound);
+        for (int64_t g = 0; g < 2; ++g) {
+          const auto of_all = all.queries.subspan((g * 340 + end - 37) * 64, 37 * 64);
+          EXPECT_LT(apart(of_all, part.queries.subspan(g * 37 * 64, 37 * 64)), bound);
+        }
+      }
+    }
+  }
+}
+
 TEST_F(Observer, SeesTheQueriesWhoseCosinesTheReportHas) {
   const WindowTrace trace = record(*preset("dense"), KvType::kAuto);
   for (int32_t layer = 0; layer < 8; ++layer) {
     double sum = 0;  // of steps 1 and on; the report has the step from the prompt's end as well
     for (int32_t head = 0; head < 2; ++head) {
-      const HeadWindow window = trace.head(layer, head);
+      const HeadWindow window = trace.head(layer, head, 0);
       for (int32_t g = 0; g < 2; ++g) {
         sum += query_cosines({2, 64}, {&window, 1}, g, {})[0][0] * (kSteps - 1);
       }

@@ -11,8 +11,11 @@ TEST(RecordingRoom, SaysWhatWindowsTakeAndWhatThereIs) {
   const std::vector<TextWindow> windows(12, {0, 2048});
   const int64_t each = int64_t{32} * 128 * 4 * (8 * 2047 + 32 * 511);
   ASSERT_EQ(WindowTrace::bytes(shape, 2047, 511), each);
-  EXPECT_TRUE(check_recording_room(shape, windows, 512, 12 * each));
-  const Status refused = check_recording_room(shape, windows, 512, 12 * each - 1);
+  ProfileRun run;
+  run.decode_tokens = 512;
+  run.runs = 7;  // of 73 steps each
+  EXPECT_TRUE(check_recording_room(shape, windows, run, 12 * each));
+  const Status refused = check_recording_room(shape, windows, run, 12 * each - 1);
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().code, ErrorCode::kHostMemory);
   for (const char* part : {"12 windows", "5.99 GiB", "--windows"}) {

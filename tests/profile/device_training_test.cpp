@@ -27,19 +27,21 @@ struct Heads {
   std::vector<std::vector<float>> start;
 
   Heads(int32_t num_heads, int32_t group, int32_t dim, int32_t bits, int64_t windows,
-        int64_t tokens, int64_t steps)
+        int64_t tokens, int64_t steps, int64_t runs = 1)
       : shape{1, num_heads * group, num_heads, dim, DType::kF32, bits}, head{group, dim} {
     ThreadPool pool(1);
-    traces = structured_windows(shape, windows, tokens, steps, 3, pool);
+    traces = structured_windows(shape, windows, tokens, steps, runs, 3, pool);
     attention.resize(static_cast<size_t>(num_heads));
     const HashSigns signs(shape, kHashSeed);
     for (int32_t h = 0; h < num_heads; ++h) {
       std::vector<HeadWindow> own;
       for (const WindowTrace& trace : traces) {
-        own.push_back(trace.head(0, h));
-        attention[h].push_back(measure_attention(head, own.back(), policy, 1 / std::sqrt(dim)));
+        for (int64_t run = 0; run < runs; ++run) {
+          own.push_back(trace.head(0, h, run));
+          attention[h].push_back(measure_attention(head, own.back(), policy, 1 / std::sqrt(dim)));
+        }
       }
-      samples.push_back(split_samples(own, attention[h]));
+      samples.push_back(split_samples(own, attention[h], runs));
       start.push_back(projection_matrix(signs.params(0, h)));
     }
   }
@@ -114,6 +116,65 @@ TEST(PreparedWindow, LabelsFollowTheOrderOfTheKeys) {
   }
 }
 
+TEST(PreparedWindow, OfALongRunIsASampleOfItsCandidates) {
+  const Heads heads(1, 1, 16, 64, 2, 9001, 40, 2);
+  const std::vector<HeadSample>& samples = heads.samples[0].train;
+  ASSERT_EQ(samples.size(), 2u);
+  EXPECT_EQ(samples[0].window.keys.data(), samples[1].window.keys.data());
+  EXPECT_EQ(samples[0].window.num_tokens, 9001 - 2250);
+  training::BatchDraws draws(samples, heads.policy, 9);
+  std::vector<std::vector<int32_t>> sorted;
+  for (size_t w = 0; w < 2; ++w) {
+    const std::span<const int32_t> tokens = draws.tokens(w);
+    ASSERT_EQ(std::ssize(tokens), training::kMostRunKeys);
+    sorted.emplace_back(tokens.begin(), tokens.end());
+    std::sort(sorted[w].begin(), sorted[w].end());
+    EXPECT_EQ(std::adjacent_find(sorted[w].begin(), sorted[w].end()), sorted[w].end());
+    const CandidateRange range = candidates(heads.policy, samples[w].window.context_of(0));
+    EXPECT_LT(sorted[w].front(), range.first + 60);  // from the whole of the range
+    EXPECT_GE(sorted[w].back(), range.end - 60);
+    EXPECT_LT(sorted[w].back(), range.end);
+    // Of the exact set a sample has its share.
+    const auto made = training::prepare_window(heads.head, samples[w], tokens);
+    int64_t wanted = 0, all = 0;
+    for (int64_t step = 0; step < 40; ++step) {
+      for (int64_t i = 0; i < made.count; ++i) wanted += made.wanted(step, i);
+      all += samples[w].attention->sizes[step];
+    }
+    const double share = static_cast<double>(made.count) / static_cast<double>(range.size());
+    EXPECT_NEAR(static_cast<double>(wanted), share * static_cast<double>(all), 0.1 * share * all);
+  }
+  EXPECT_NE(sorted[0], sorted[1]);
+  for (int i = 0; i < 300; ++i) {
+    const training::Batch batch = draws.next();
+    ASSERT_LE(batch.first_key + batch.num_keys, training::kMostRunKeys);
+  }
+}
+
+TEST(Runs, AreMeasuredAsWindowsOfTheirOwn) {
+  // Two runs of one trace, and the same keys and queries in windows apart.
+  const Heads heads(1, 2, 16, 64, 2, 601, 33, 3);
+  const std::vector<HeadSample>& together = heads.samples[0].held_out;
+  ASSERT_EQ(together.size(), 3u);
+  std::vector<std::vector<float>> keys;
+  std::vector<HeadSample> apart;
+  for (const HeadSample& sample : together) {
+    keys.emplace_back(sample.window.keys.begin(), sample.window.keys.end());
+    apart.push_back(sample);
+    apart.back().window.keys = keys.back();
+  }
+  const auto of = [&](std::span<const HeadSample> samples) {
+    return hash_recall(heads.head, samples, heads.policy, heads.start[0], 64).tokens;
+  };
+  EXPECT_EQ(of(together), of(apart));
+  const std::vector<HeadSample> reversed(apart.rbegin(), apart.rend());
+  EXPECT_NEAR(of(std::vector<HeadSample>(together.rbegin(), together.rend())), of(reversed), 1e-12);
+  for (size_t run = 0; run < 3; ++run) {
+    EXPECT_EQ(together[run].window.num_tokens, 601 - (2 - static_cast<int64_t>(run)) * 100);
+    EXPECT_EQ(together[run].window.context_of(32), together[run].window.num_tokens);
+  }
+}
+
 TEST(HashTrainerPlan, WindowsLieOneAfterAnother) {
   const HashTrainerShape shape{3, 48, 128, {{141, 9}, {2000, 20}, {17, 1}}};
   const HashTrainerPlan plan = plan_hash_trainer(shape);
@@ -157,13 +218,14 @@ double apart(std::span<const float> a, std::span<const float> b, std::span<const
 TEST_F(DeviceTrainingTest, FewStepsGiveTheWeightsOfTheCpu) {
   struct Case {
     int32_t heads, group, dim, bits;
-    int64_t windows, tokens, steps;
+    int64_t windows, tokens, steps, runs = 1;
   };
   // Odd numbers of heads, groups of 1, 3 and 8, keys that end inside every tile.
   for (const Case& c : {Case{1, 1, 16, 64, 1, 101, 12}, Case{3, 3, 48, 128, 3, 241, 33},
-                        Case{2, 8, 80, 64, 2, 401, 18}, Case{1, 4, 128, 256, 2, 1401, 40}}) {
+                        Case{2, 8, 80, 64, 2, 401, 18}, Case{1, 4, 128, 256, 2, 1401, 40},
+                        Case{2, 2, 64, 128, 2, 9001, 20, 3}}) {
     SCOPED_TRACE(c.dim);
-    const Heads heads(c.heads, c.group, c.dim, c.bits, c.windows, c.tokens, c.steps);
+    const Heads heads(c.heads, c.group, c.dim, c.bits, c.windows, c.tokens, c.steps, c.runs);
     const HashTraining training = training_of(c.bits, 12);
     auto device = DeviceTraining::create(0);
     ASSERT_TRUE(device) << device.error().to_string();
@@ -218,7 +280,7 @@ TEST_F(DeviceTrainingTest, RecallIsThatOfTheCpu) {
 
 TEST_F(DeviceTrainingTest, AProfileMeasuredWithItIsThatOfTheCpu) {
   const KvShape shape{2, 4, 2, 32, DType::kF32, 64};
-  const std::vector<WindowTrace> traces = structured_windows(shape, 2, 301, 40, 8, pool_);
+  const std::vector<WindowTrace> traces = structured_windows(shape, 2, 301, 20, 2, 8, pool_);
   MeasureOptions options;
   options.training = training_of(64, 60);
   const auto cpu = measure_heads(shape, RopeConfig{}, traces, options, pool_, {});

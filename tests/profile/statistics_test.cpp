@@ -181,16 +181,29 @@ TEST(Trial, ComparesWithTheLabelNotWithTheStepBefore) {
 TEST(Split, HoldsOutEveryFourthWindowOrTheEndOfAnOnlyOne) {
   const World world = turning_world(100);
   const HeadAttention attention;
-  const auto split_of = [&](size_t count) {
-    const std::vector<HeadWindow> windows(count, world.window);
-    const std::vector<HeadAttention> facts(count, attention);
-    const SampleSplit split = split_samples(windows, facts);
-    return std::pair(split.train.size(), split.held_out.size());
+  // Indices of what is held out of so many windows.
+  const auto held_out = [&](int64_t windows, int64_t runs) {
+    const std::vector<HeadWindow> all(static_cast<size_t>(windows * runs), world.window);
+    const std::vector<HeadAttention> facts(all.size(), attention);
+    const SampleSplit split = split_samples(all, facts, runs);
+    EXPECT_EQ(split.train.size() + split.held_out.size(), all.size());
+    std::vector<int64_t> indices;
+    for (const HeadSample& sample : split.held_out) {
+      indices.push_back(sample.attention - facts.data());
+      EXPECT_EQ(sample.first_step, 0);
+      EXPECT_EQ(sample.end_step, 100);
+    }
+    return indices;
   };
-  EXPECT_EQ(split_of(2), std::pair(size_t{1}, size_t{1}));
-  EXPECT_EQ(split_of(4), std::pair(size_t{3}, size_t{1}));
-  EXPECT_EQ(split_of(9), std::pair(size_t{7}, size_t{2}));
-  const SampleSplit one = split_samples({&world.window, 1}, {&attention, 1});
+  using Indices = std::vector<int64_t>;
+  EXPECT_EQ(held_out(2, 1), (Indices{1}));
+  EXPECT_EQ(held_out(4, 1), (Indices{3}));
+  EXPECT_EQ(held_out(9, 1), (Indices{3, 7}));
+  EXPECT_EQ(held_out(2, 3), (Indices{3, 4, 5}));  // a window with all its runs
+  EXPECT_EQ(held_out(5, 2), (Indices{6, 7}));
+  EXPECT_EQ(held_out(1, 3), (Indices{2}));  // of an only window runs take the windows' place
+  EXPECT_EQ(held_out(1, 8), (Indices{3, 7}));
+  const SampleSplit one = split_samples({&world.window, 1}, {&attention, 1}, 1);
   EXPECT_EQ(one.train[0].end_step, 75);
   EXPECT_EQ(one.held_out[0].first_step, 75 + kMaxLag);
   EXPECT_EQ(one.held_out[0].end_step, 100);
