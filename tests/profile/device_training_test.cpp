@@ -308,6 +308,31 @@ TEST_F(DeviceTrainingTest, AProfileMeasuredWithItIsThatOfTheCpu) {
   EXPECT_EQ(stopped.error().code, ErrorCode::kCancelled);
 }
 
+TEST_F(DeviceTrainingTest, HeadsThatDoNotFitTogetherTakeTurns) {
+  const KvShape shape{1, 5, 5, 32, DType::kF32, 64};
+  const std::vector<WindowTrace> traces = structured_windows(shape, 2, 301, 20, 2, 8, pool_);
+  MeasureOptions options;
+  options.training = training_of(64, 30);
+  // Two of five at once, so the last turn has one.
+  HashTrainerShape of_head{1, 32, 64, {}};
+  for (int64_t run = 0; run < 2; ++run) {
+    const int64_t context = traces[0].head(0, 0, run).context_of(0);
+    of_head.windows.push_back({candidates(options.policy, context).size(), 20});
+  }
+  const int64_t two = plan_hash_trainer(of_head).head_bytes * 5 / 2;
+  ASSERT_EQ(*HashTrainer::heads_that_fit(of_head, two), 2);
+  std::vector<std::vector<float>> weights;
+  for (const int64_t limit : {int64_t{0}, two}) {
+    auto device = DeviceTraining::create(limit);
+    ASSERT_TRUE(device) << device.error().to_string();
+    options.device = &*device;
+    const auto made = measure_heads(shape, RopeConfig{}, traces, options, pool_, {});
+    ASSERT_TRUE(made) << made.error().to_string();
+    weights.push_back(made->heads.hash_weights);
+  }
+  EXPECT_EQ(weights[0], weights[1]);
+}
+
 TEST_F(DeviceTrainingTest, SaysWhenNotOneHeadFits) {
   const Heads heads(1, 2, 64, 128, 2, 401, 40);
   auto device = DeviceTraining::create(1 << 16);
