@@ -115,7 +115,7 @@ Result<Point> measure(Engine& engine, const std::string& document, const PolicyO
                             r.total.corrections + r.total.resident_selections) /
         steps;
     const double per_selection =
-        policy.select == Select::kHash ? static_cast<double>(r.prompt_tokens * code_bits) / 8 : 0;
+        selects_by_code(policy.select) ? static_cast<double>(r.prompt_tokens * code_bits) / 8 : 0;
     codes += selections * per_selection;
   }
   point.report = responses.back().report;

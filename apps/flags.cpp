@@ -130,7 +130,7 @@ void PolicyFlags::add_to(CLI::App& app, bool with_preset) {
   add("--kv-ratio", kv_ratio, "Set size as a share of the context (0.1); at least 256 tokens");
   add("--set-tokens", set_tokens, "Set size in tokens; wins over --kv-ratio");
   add("--select", select,
-      "What chooses a set: hash, exact (an oracle), random (a control), none (dense)");
+      "What chooses a set: graded-hash, hash, exact (an oracle), random (a control), none (dense)");
   add("--threshold", threshold, "Cosine at which a set is kept; above 1: never, -1: always");
   add("--eta", eta, "Threshold of the most important head (0.9); others follow by importance");
   add("--importance-exponent", importance_exponent, "Shape of that dependence (0.5)");
@@ -217,6 +217,7 @@ Result<PolicyOptions> PolicyFlags::resolve(std::string_view base) const {
   if (recent) policy.recent = *recent;
   CLO_TRY(choose<Select>("--select", select,
                          {{"hash", Select::kHash},
+                          {"graded-hash", Select::kGradedHash},
                           {"exact", Select::kExact},
                           {"random", Select::kRandom},
                           {"none", Select::kNone}},

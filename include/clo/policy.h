@@ -13,11 +13,16 @@ namespace clo {
 
 // What chooses the set of a head.
 enum class Select : uint8_t {
-  kNone,    // no choice: every row is attended (dense)
-  kHash,    // smallest Hamming distance between the query's and the keys' codes
+  kNone,        // no choice: every row is attended (dense)
+  kHash,        // smallest Hamming distance between the codes of the queries and of the keys
+  kGradedHash,  // the same keys' codes, asked by a query that says how much each bit matters
   kExact,   // largest true attention weight; reads every key, so an oracle and no way to save bytes
   kRandom,  // any rows: a control that must lose
 };
+// Whether it reads codes.
+inline bool selects_by_code(Select select) {
+  return select == Select::kHash || select == Select::kGradedHash;
+}
 
 // How the cosines of a group's query heads become one decision.
 enum class Aggregate : uint8_t { kMean, kWeighted, kAll };
@@ -46,7 +51,7 @@ enum class Fetch : uint8_t { kWhole, kDelta };
 
 struct PolicyOptions {
   std::string preset = "default";
-  Select select = Select::kHash;
+  Select select = Select::kGradedHash;
   double kv_ratio = 0.1;       // share of the context that is the set; at least 256 tokens
   int64_t set_tokens = 0;      // the set's size itself; 0: from kv_ratio
   int32_t sink = 4;            // first tokens, always attended

@@ -337,9 +337,7 @@ void Attention::select_and_fetch(int32_t layer, Cause cause) {
     SelectTask task;
     task.head = miss.task;
     task.hash = hashes == nullptr ? nullptr : hashes + miss.task.kv_head;
-    task.kind = policy.select == Select::kExact    ? SelectKind::kExact
-                : policy.select == Select::kRandom ? SelectKind::kRandom
-                                                   : SelectKind::kHash;
+    task.kind = select_kind(policy.select);
     task.random_seed =
         miss.sequence->random_seed() ^ (static_cast<uint64_t>(miss.task.context_tokens) << 20) ^
         (static_cast<uint64_t>(layer) << 8) ^ static_cast<uint64_t>(miss.task.kv_head);

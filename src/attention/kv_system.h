@@ -19,7 +19,7 @@ namespace clo {
 struct HeadProfile {
   std::vector<float> importance;    // [num_layers, num_q_heads] in [0, 1]; without: all 1
   std::vector<float> difficulty;    // [num_layers, num_kv_heads]
-  std::vector<float> hash_weights;  // [num_layers, num_kv_heads, head_dim, code_bits]
+  std::vector<float> hash_weights;  // [num_layers, num_kv_heads, head_dim + 1, code_bits]
   int64_t hash_tokens = 0;          // longest context that they were trained at; 0: unknown
 };
 

@@ -114,7 +114,7 @@ Status take_buffers(const BufferSizes& sizes, StepBuffers& b, const TakeBuffer& 
     CLO_TRY(take(b.signs, heads * divide_up(shape.code_bits, width) * 2 * (width / 32), 4));
     CLO_TRY(take(b.hashes, heads, sizeof(HashParams)));
     if (sizes.trained_hashes) {
-      CLO_TRY(floats(b.hash_weights, heads * shape.head_dim * shape.code_bits));
+      CLO_TRY(floats(b.hash_weights, heads * hash_weight_count(shape.head_dim, shape.code_bits)));
     }
   }
 

@@ -61,9 +61,8 @@ class DeviceHashTrainer final : public HashTrainer {
             std::span<const float> queries, std::span<const uint64_t> labels) override {
     CLO_CHECK(head >= 0 && head < heads_ && window < shape_.windows.size(), head, window);
     const HashTrainerShape::Window& sizes = shape_.windows[window];
-    CLO_CHECK(std::ssize(keys) == sizes.num_keys * shape_.head_dim, keys.size());
-    CLO_CHECK(std::ssize(queries) == shape_.group_size * sizes.num_steps * shape_.head_dim,
-              queries.size());
+    CLO_CHECK(std::ssize(keys) == sizes.num_keys * shape_.width, keys.size());
+    CLO_CHECK(std::ssize(queries) == sizes.num_steps * shape_.width, queries.size());
     CLO_CHECK(std::ssize(labels) == sizes.num_steps * divide_up(sizes.num_keys, 64), labels.size());
     keys_.upload(head * plan_.head_keys + plan_.keys[window], keys, stream_);
     queries_.upload(head * plan_.head_queries + plan_.queries[window], queries, stream_);
@@ -85,11 +84,10 @@ class DeviceHashTrainer final : public HashTrainer {
               batch.first_key, batch.num_keys);
     kernels::HashTrainStep step;
     step.heads = static_cast<int32_t>(heads_);
-    step.group_size = shape_.group_size;
-    step.head_dim = shape_.head_dim;
+    step.width = shape_.width;
     step.bits = shape_.bits;
     step.num_keys = static_cast<int32_t>(batch.num_keys);
-    step.keys = keys_.data() + plan_.keys[batch.window] + batch.first_key * shape_.head_dim;
+    step.keys = keys_.data() + plan_.keys[batch.window] + batch.first_key * shape_.width;
     step.queries = queries_.data() + plan_.queries[batch.window];
     step.labels = labels_.data() + plan_.labels[batch.window];
     step.head_keys = plan_.head_keys;

@@ -20,9 +20,8 @@ struct HashTrainerShape {
     int64_t num_keys = 0, num_steps = 0;
     bool operator==(const Window&) const = default;
   };
-  int32_t group_size = 1;
-  int32_t head_dim = 0;  // a multiple of 16
-  int32_t bits = 0;      // a multiple of 64
+  int32_t width = 0;  // of a key and of a query: a multiple of 16
+  int32_t bits = 0;   // a multiple of 64
   std::vector<Window> windows;
 
   bool operator==(const HashTrainerShape&) const = default;
@@ -54,18 +53,18 @@ class HashTrainer {
   static Result<std::unique_ptr<HashTrainer>> create(const HashTrainerShape& shape, int64_t heads);
   virtual ~HashTrainer() = default;
 
-  // Of one head: keys [num_keys, head_dim], queries [group_size, num_steps, head_dim], and labels
+  // Of one head: keys [num_keys, width], queries [num_steps, width], and labels
   // [num_steps, words of 64 keys] whose bit i says that key i is in the exact set. Blocks: until
   // they have been copied; start() too.
   virtual void load(int64_t head, size_t window, std::span<const float> keys,
                     std::span<const float> queries, std::span<const uint64_t> labels) = 0;
-  // Where a head sets out from: weights [bits, head_dim].
+  // Where a head sets out from: weights [bits, width].
   virtual void start(int64_t head, std::span<const float> weights) = 0;
   // Queues one step of all heads. Requires: every head loaded and started.
   virtual void step(const HashBatch& batch, const AdamStep& adam) = 0;
   // Blocks: until every step queued has been done.
   virtual void wait() = 0;
-  // [bits, head_dim]. Blocks: as wait().
+  // [bits, width]. Blocks: as wait().
   virtual std::vector<float> weights(int64_t head) = 0;
   // Device memory that it holds.
   virtual int64_t num_bytes() const = 0;

@@ -375,7 +375,7 @@ StepFigures Measure::steps(const ForcedReuse& forced, int64_t warm_up, int64_t s
                                                 total.resident_selections) /
                             counted_steps;
   const double context = static_cast<double>(batch_.front()->num_tokens());
-  const bool hashed = batch_.front()->policy().select == Select::kHash;
+  const bool hashed = selects_by_code(batch_.front()->policy().select);
   figures.code_bytes = hashed ? selections * context * static_cast<double>(shape_.code_bytes()) : 0;
   figures.attended_bytes =
       static_cast<double>(total.bytes_attended(shape_.stored_row_bytes(), shape_.row_bytes())) /

@@ -174,7 +174,7 @@ void CudaRunner::upload_constants() {
     upload(signs, hashes[i].signs, static_cast<size_t>(words) * 4);
     hashes[i].signs = signs;
     if (hashes[i].weights != nullptr) {
-      const int64_t count = int64_t{shape.head_dim} * shape.code_bits;
+      const int64_t count = hash_weight_count(shape.head_dim, shape.code_bits);
       float* const trained = buffers_.hash_weights + static_cast<int64_t>(i) * count;
       upload(trained, hashes[i].weights, static_cast<size_t>(count) * 4);
       hashes[i].weights = trained;

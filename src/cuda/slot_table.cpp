@@ -71,6 +71,9 @@ kernels::SequenceRules sequence_rules(const SequenceKv& sequence, const ForcedRe
     case Select::kHash:
       rules.select = kernels::SelectRule::kHash;
       break;
+    case Select::kGradedHash:
+      rules.select = kernels::SelectRule::kGradedHash;
+      break;
     case Select::kExact:
       rules.select = kernels::SelectRule::kExact;
       break;

@@ -2,6 +2,7 @@
 
 #include "base/try.h"
 #include "engine/memory.h"
+#include "ops/params.h"
 #include "reuse/persistent_heads.h"
 
 namespace clo {
@@ -20,7 +21,7 @@ Status check_options(const EngineOptions& o) {
   if (o.prefill_chunk != 0 && (o.prefill_chunk < 16 || o.prefill_chunk > (1 << 20))) {
     return bad("--prefill-chunk", "16 to 1048576 tokens", o.prefill_chunk);
   }
-  if (o.code_bits < 0 || o.code_bits > 512 || o.code_bits % 64 != 0) {
+  if (o.code_bits < 0 || o.code_bits > kMaxCodeBits || o.code_bits % 64 != 0) {
     return bad("--bits", "0 or a multiple of 64 up to 512", o.code_bits);
   }
   return validate(o.policy);
@@ -48,9 +49,10 @@ Status check_context(const EngineOptions& options, const ModelConfig& config) {
 
 Status check_policy(const PolicyOptions& policy, const KvShape& shape) {
   CLO_TRY(validate(policy));
-  if (policy.select == Select::kHash && shape.code_bits == 0) {
+  if (selects_by_code(policy.select) && shape.code_bits == 0) {
     return Error{ErrorCode::kBadFlag, "contradict each other: hash selection needs codes",
-                 "--select hash and --bits 0"};
+                 policy.select == Select::kHash ? "--select hash and --bits 0"
+                                                : "--select graded-hash and --bits 0"};
   }
   if (policy.dense_layers > shape.num_layers) {
     return Error{ErrorCode::kBadFlag,

@@ -184,9 +184,9 @@ Status Engine::Impl::make_kv_system() {
       for (int32_t head = 0; head < shape.num_kv_heads; ++head) {
         HashParams hash = signs->params(layer, head);
         if (!system->profile.hash_weights.empty()) {
-          hash.weights =
-              system->profile.hash_weights.data() +
-              (int64_t{layer} * shape.num_kv_heads + head) * shape.head_dim * shape.code_bits;
+          hash.weights = system->profile.hash_weights.data() +
+                         (int64_t{layer} * shape.num_kv_heads + head) *
+                             hash_weight_count(shape.head_dim, shape.code_bits);
         }
         system->hashes.push_back(hash);
       }

@@ -19,6 +19,7 @@ PolicyOptions dense() {
 PolicyOptions hata() {
   PolicyOptions p;
   p.preset = "hata";
+  p.select = Select::kHash;
   p.threshold = 2.0;  // above 1: always choose again
   p.persistent = PolicyOptions::Persistent::kAll;
   return p;
@@ -27,6 +28,7 @@ PolicyOptions hata() {
 PolicyOptions clo_paper() {
   PolicyOptions p;
   p.preset = "clo-paper";
+  p.select = Select::kHash;
   p.predict = Predict::kPreviousLayer;
   p.correction = Correction::kNone;
   p.fetch = Fetch::kWhole;
@@ -128,7 +130,7 @@ std::string describe(const PolicyOptions& p) {
   const auto add = [&](const char* flag, const std::string& value) {
     text += std::string(" ") + flag + " " + value;
   };
-  static constexpr const char* kSelect[] = {"none", "hash", "exact", "random"};
+  static constexpr const char* kSelect[] = {"none", "hash", "graded-hash", "exact", "random"};
   static constexpr const char* kAggregate[] = {"mean", "weighted", "all"};
   static constexpr const char* kPredict[] = {"auto", "none", "previous-layer", "previous-step"};
   add("--select", kSelect[static_cast<int>(p.select)]);

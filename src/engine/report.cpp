@@ -46,7 +46,7 @@ void Engine::Impl::fill_report(Sequence& sequence) {
   r.num_swapped_heads = static_cast<int32_t>(sequence.kv->num_swapped_heads());
   r.resident_by_profile = !system->profile.difficulty.empty();
   r.mass_is_drawn = cuda != nullptr;
-  if (sequence.kv->policy().select == Select::kHash) r.hash_tokens = system->profile.hash_tokens;
+  if (selects_by_code(sequence.kv->policy().select)) r.hash_tokens = system->profile.hash_tokens;
   if (const Dial* dial = sequence.kv->dial()) {
     const MassEstimate e = dial->estimate();
     const DialSetting& s = dial->setting();

@@ -31,7 +31,7 @@ namespace clo::kernels {
 inline constexpr int kMaxGroup = 8;     // query heads of one KV head
 inline constexpr int kSkinnyRows = 16;  // most rows that the weight-streaming product takes
 
-enum class SelectRule : uint8_t { kNone, kHash, kExact, kRandom };
+enum class SelectRule : uint8_t { kNone, kHash, kGradedHash, kExact, kRandom };
 enum class PredictRule : uint8_t { kNone, kPreviousLayer, kPreviousStep };
 
 // Heads whose attention mass a step samples: none, kMassLooks of them, or every head (measurement).
@@ -62,7 +62,7 @@ struct SequenceRules {
   int32_t recent = 64;
   int32_t max_label_age = 64;  // 0: none
   int32_t dense_layers = 0;    // layers [0, dense_layers) attend every row
-  SelectRule select = SelectRule::kHash;
+  SelectRule select = SelectRule::kGradedHash;
   PredictRule predict = PredictRule::kNone;
   bool correct = false;        // the true query may refute a predicted set
   bool fetch_whole = false;    // a miss brings the whole set, not the difference

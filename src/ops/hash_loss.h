@@ -25,7 +25,7 @@ CLO_HOST_DEVICE float relaxed_sign(float x) {
 CLO_HOST_DEVICE float relaxed_slope(float relaxed) { return 1 - relaxed * relaxed; }
 
 // How hard a key is pulled to its side of the boundary: the slope of log(1 + exp(-z)) without its
-// sign. z > 0 on the right side; `unit` is 1 / (bits x group_size).
+// sign. z > 0 on the right side; `unit` is 1 / bits.
 CLO_HOST_DEVICE float boundary_pull(float score, float boundary, bool wanted, float unit) {
   const float side = wanted ? 1.0f : -1.0f;
   const float z = side * kBoundarySharpness * unit * (score - boundary);

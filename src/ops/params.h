@@ -11,6 +11,8 @@ namespace clo {
 
 class TokenMask;
 
+inline constexpr int32_t kMaxCodeBits = 512;  // of a key
+
 struct WeightView {
   const std::byte* data = nullptr;  // [num_rows, num_cols], 64-byte aligned
   DType type = DType::kBF16;
@@ -84,17 +86,23 @@ struct GatedSiluParams {
   int64_t width = 0;
 };
 
-// How a key or query becomes bits: bit j is set when projection j is positive.
+// How a key or query is projected, and a key becomes bits: bit j is set when projection j is
+// positive.
 // Without weights: two rounds of sign flips and a fast Walsh-Hadamard transform in f32 with a
 // fixed butterfly, so that every backend computes the same bits; bits beyond head_dim come from
 // further independent bases.
 struct HashParams {
   const uint32_t* signs = nullptr;  // [num_bases][2][width/32] sign bits of this layer and head
-  const float* weights = nullptr;   // [head_dim, bits] trained projection, or null
+  // [head_dim + 1, bits] trained projection, or null. The last row is added to projections of keys
+  // that become codes: where between them each bit's boundary lies.
+  const float* weights = nullptr;
   int32_t head_dim = 0;
   int32_t width = 0;  // head_dim rounded up to a power of two, at least 32
   int32_t bits = 0;
 };
+
+// Values of a head's trained projection.
+inline int64_t hash_weight_count(int64_t head_dim, int64_t bits) { return (head_dim + 1) * bits; }
 
 // Where the rows of one sequence go and come from, in one layer. Page pointers are per page of
 // the sequence: page p holds tokens [p * kPageTokens, (p + 1) * kPageTokens).
@@ -153,7 +161,7 @@ struct CosineParams {
   int64_t num_tasks = 0;
 };
 
-enum class SelectKind : uint8_t { kHash, kExact, kRandom };
+enum class SelectKind : uint8_t { kHash, kGradedHash, kExact, kRandom };
 
 // Chooses the num_select best of tokens [first_candidate, end_candidate), in token order; among
 // equal scores the lower token wins. Masked tokens are no candidates.

@@ -7,22 +7,16 @@
 
 #include "base/check.h"
 #include "base/units.h"
-#include "profile/matrix.h"
 #include "select/set_rule.h"
 
 namespace clo::training {
 
 namespace {
 
-// Scales each row of x [rows, dim] to length sqrt(dim).
-void normalise_rows(std::vector<float>& x, int64_t dim) {
-  for (int64_t first = 0; first + dim <= std::ssize(x); first += dim) {
-    double square = 0;
-    for (int64_t d = 0; d < dim; ++d) square += double{x[first + d]} * x[first + d];
-    if (!(square > 0)) continue;
-    const auto scale = static_cast<float>(std::sqrt(static_cast<double>(dim) / square));
-    for (int64_t d = 0; d < dim; ++d) x[first + d] *= scale;
-  }
+double length(const float* x, int64_t dim) {
+  double square = 0;
+  for (int64_t d = 0; d < dim; ++d) square += double{x[d]} * x[d];
+  return std::sqrt(square);
 }
 
 }  // namespace
@@ -63,22 +57,50 @@ Batch BatchDraws::next() {
   return batch;
 }
 
+float key_scale(const HeadShape& shape, std::span<const HeadSample> samples,
+                const BatchDraws& draws) {
+  double sum = 0;
+  int64_t count = 0;
+  for (size_t w = 0; w < samples.size(); ++w) {
+    for (const int32_t token : draws.tokens(w)) {
+      sum +=
+          length(samples[w].window.keys.data() + int64_t{token} * shape.head_dim, shape.head_dim);
+      ++count;
+    }
+  }
+  const double mean = sum / static_cast<double>(count);
+  return mean > 0 ? static_cast<float>(std::sqrt(static_cast<double>(shape.head_dim)) / mean)
+                  : 1.0f;
+}
+
 PreparedWindow prepare_window(const HeadShape& shape, const HeadSample& sample,
-                              std::span<const int32_t> tokens) {
-  const int64_t dim = shape.head_dim, steps = sample.window.num_steps;
+                              std::span<const int32_t> tokens, float scale) {
+  const HeadWindow& window = sample.window;
+  const int64_t dim = shape.head_dim, width = input_width(shape), steps = window.num_steps;
   PreparedWindow made;
   made.count = std::ssize(tokens);
   made.label_words = divide_up(made.count, 64);
-  made.keys.resize(static_cast<size_t>(made.count * dim));
-  std::vector<int32_t> place(static_cast<size_t>(sample.window.num_tokens), -1);
+  made.keys.assign(static_cast<size_t>(made.count * width), 0.0f);
+  std::vector<int32_t> place(static_cast<size_t>(window.num_tokens), -1);
   for (int64_t i = 0; i < made.count; ++i) {
     place[static_cast<size_t>(tokens[i])] = static_cast<int32_t>(i);
-    std::copy_n(sample.window.keys.data() + int64_t{tokens[i]} * dim, dim,
-                made.keys.data() + i * dim);
+    const float* key = window.keys.data() + int64_t{tokens[i]} * dim;
+    float* out = made.keys.data() + i * width;
+    for (int64_t d = 0; d < dim; ++d) out[d] = scale * key[d];
+    out[dim] = kBiasInput;
   }
-  made.queries.assign(sample.window.queries.begin(), sample.window.queries.end());
-  normalise_rows(made.keys, dim);
-  normalise_rows(made.queries, dim);
+  made.queries.assign(static_cast<size_t>(steps * width), 0.0f);
+  for (int64_t step = 0; step < steps; ++step) {
+    float* out = made.queries.data() + step * width;
+    for (int64_t g = 0; g < shape.group_size; ++g) {
+      const float* query = window.queries.data() + (g * steps + step) * dim;
+      for (int64_t d = 0; d < dim; ++d) out[d] += query[d];
+    }
+    const double own = length(out, dim);
+    if (!(own > 0)) continue;
+    const auto factor = static_cast<float>(std::sqrt(static_cast<double>(dim)) / own);
+    for (int64_t d = 0; d < dim; ++d) out[d] *= factor;
+  }
   made.labels.assign(static_cast<size_t>(steps * made.label_words), 0);
   for (int64_t step = sample.first_step; step < sample.end_step; ++step) {
     const std::span<const uint64_t> set = sample.attention->set(step);
@@ -94,18 +116,29 @@ PreparedWindow prepare_window(const HeadShape& shape, const HeadSample& sample,
   return made;
 }
 
-std::vector<float> start_rows(std::span<const float> start, int64_t dim, int64_t bits) {
-  CLO_CHECK(std::ssize(start) == dim * bits, start.size());
-  std::vector<float> rows(start.size());
-  transpose(start.data(), dim, bits, rows.data(), dim);
-  normalise_rows(rows, dim);
-  for (float& w : rows) w /= std::sqrt(static_cast<float>(dim));
+std::vector<float> start_rows(const HeadShape& shape, std::span<const float> start, int64_t bits) {
+  const int64_t dim = shape.head_dim, width = input_width(shape);
+  CLO_CHECK(std::ssize(start) == hash_weight_count(dim, bits), start.size());
+  std::vector<float> rows(static_cast<size_t>(bits * width), 0.0f);
+  for (int64_t b = 0; b < bits; ++b) {
+    float* row = rows.data() + b * width;
+    for (int64_t d = 0; d < dim; ++d) row[d] = start[d * bits + b];
+    CLO_CHECK(start[dim * bits + b] == 0, b);
+    const double own = length(row, dim);
+    if (!(own > 0)) continue;
+    for (int64_t d = 0; d < dim; ++d) row[d] = static_cast<float>(row[d] / own);
+  }
   return rows;
 }
 
-std::vector<float> as_columns(std::span<const float> rows, int64_t dim, int64_t bits) {
-  std::vector<float> columns(rows.size());
-  transpose(rows.data(), bits, dim, columns.data(), bits);
+std::vector<float> as_columns(const HeadShape& shape, std::span<const float> rows, int64_t bits,
+                              float scale) {
+  const int64_t dim = shape.head_dim, width = input_width(shape);
+  std::vector<float> columns(static_cast<size_t>(hash_weight_count(dim, bits)));
+  for (int64_t b = 0; b < bits; ++b) {
+    for (int64_t d = 0; d < dim; ++d) columns[d * bits + b] = rows[b * width + d];
+    columns[dim * bits + b] = rows[b * width + dim] * kBiasInput / scale;
+  }
   return columns;
 }
 

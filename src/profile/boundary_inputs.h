@@ -42,13 +42,23 @@ class BatchDraws {
   std::vector<Window> windows_;
 };
 
-// A window of one head, made ready. Keys and queries have length sqrt(head_dim): a code depends on
-// the direction alone, and so does the loss then.
+// A row that trains: head_dim values, and behind them what a key's bias is learned from, a
+// constant. Products want multiples of 16; the rest is 0, and so is all of it in a query.
+inline constexpr int64_t kBiasInputs = 16;
+inline constexpr float kBiasInput = 4;
+inline int64_t input_width(const HeadShape& shape) { return shape.head_dim + kBiasInputs; }
+
+// What gives a head's keys a mean length of sqrt(head_dim), over all that train.
+float key_scale(const HeadShape& shape, std::span<const HeadSample> samples,
+                const BatchDraws& draws);
+
+// A window of one head, made ready. A step's query is the sum of the group's, of length
+// sqrt(head_dim): weights of bits are relative, so its own length says nothing. A key's does.
 struct PreparedWindow {
   int64_t count = 0;             // keys
   int64_t label_words = 0;       // of a step
-  std::vector<float> keys;       // [count, head_dim] in the order drawn
-  std::vector<float> queries;    // [group_size, num_steps, head_dim]
+  std::vector<float> keys;       // [count, input_width] in the order drawn
+  std::vector<float> queries;    // [num_steps, input_width]
   std::vector<uint64_t> labels;  // [num_steps, label_words] bit i: key i is in the exact set
 
   bool wanted(int64_t step, int64_t key) const {
@@ -56,14 +66,16 @@ struct PreparedWindow {
   }
 };
 PreparedWindow prepare_window(const HeadShape& shape, const HeadSample& sample,
-                              std::span<const int32_t> tokens);
+                              std::span<const int32_t> tokens, float scale);
 
-// Where training sets out from: `start` [head_dim, bits] as [bits, head_dim], rows of length 1.
-std::vector<float> start_rows(std::span<const float> start, int64_t dim, int64_t bits);
-// Back to [head_dim, bits].
-std::vector<float> as_columns(std::span<const float> rows, int64_t dim, int64_t bits);
+// Where training sets out from: `start` [head_dim + 1, bits] as [bits, input_width], rows of length
+// 1. Requires: no bias in it.
+std::vector<float> start_rows(const HeadShape& shape, std::span<const float> start, int64_t bits);
+// Back to [head_dim + 1, bits], for keys and queries as they are. `scale`: key_scale().
+std::vector<float> as_columns(const HeadShape& shape, std::span<const float> rows, int64_t bits,
+                              float scale);
 
-// kBoundary on this processor; [head_dim, bits], not rounded yet.
+// kBoundary on this processor; [head_dim + 1, bits], not rounded yet.
 std::vector<float> train_boundary(const HeadShape& shape, std::span<const HeadSample> samples,
                                   const PolicyOptions& policy, std::span<const float> start,
                                   const HashTraining& training);

@@ -26,7 +26,7 @@ constexpr int32_t kQueuedSteps = 64;
 
 HashTrainerShape trainer_shape(const HeadShape& shape, std::span<const HeadSample> samples,
                                const PolicyOptions& policy, int32_t bits) {
-  HashTrainerShape made{shape.group_size, shape.head_dim, bits, {}};
+  HashTrainerShape made{static_cast<int32_t>(training::input_width(shape)), bits, {}};
   for (const HeadSample& sample : samples) {
     made.windows.push_back({training::num_training_keys(sample, policy), sample.window.num_steps});
   }
@@ -53,7 +53,7 @@ Result<std::vector<std::vector<float>>> DeviceTraining::train(const HeadShape& s
                                                               ThreadPool& pool) {
   CLO_CHECK(training.recipe == HashRecipe::kBoundary);
   CLO_CHECK(!heads.empty());
-  const int64_t dim = shape.head_dim, bits = training.bits;
+  const int64_t bits = training.bits;
   const std::span<const HeadSample> first = heads[0].samples;
   const HashTrainerShape sizes = trainer_shape(shape, first, policy, training.bits);
   for (const TrainingHead& head : heads) {
@@ -72,14 +72,18 @@ Result<std::vector<std::vector<float>>> DeviceTraining::train(const HeadShape& s
     // As many heads are made ready at a time as there are threads, which bounds the copies.
     std::vector<std::vector<training::PreparedWindow>> ready(
         static_cast<size_t>(pool.num_threads()));
+    std::vector<float> scales(heads.size());
     for (int64_t from = 0; from < std::ssize(heads); from += std::ssize(ready)) {
       const int64_t count = std::min(std::ssize(ready), std::ssize(heads) - from);
       pool.run(count, [&](int64_t i, int) {
         const TrainingHead& head = heads[static_cast<size_t>(from + i)];
         std::vector<training::PreparedWindow>& windows = ready[static_cast<size_t>(i)];
         windows.clear();
+        const float scale = scales[static_cast<size_t>(from + i)] =
+            training::key_scale(shape, head.samples, draws);
         for (size_t w = 0; w < head.samples.size(); ++w) {
-          windows.push_back(training::prepare_window(shape, head.samples[w], draws.tokens(w)));
+          windows.push_back(
+              training::prepare_window(shape, head.samples[w], draws.tokens(w), scale));
         }
       });
       for (int64_t i = 0; i < count; ++i) {
@@ -87,8 +91,8 @@ Result<std::vector<std::vector<float>>> DeviceTraining::train(const HeadShape& s
           const training::PreparedWindow& made = ready[static_cast<size_t>(i)][w];
           trainer->load(from + i, w, made.keys, made.queries, made.labels);
         }
-        trainer->start(from + i,
-                       training::start_rows(heads[static_cast<size_t>(from + i)].start, dim, bits));
+        trainer->start(from + i, training::start_rows(
+                                     shape, heads[static_cast<size_t>(from + i)].start, bits));
       }
     }
     trainer->wait();
@@ -111,7 +115,8 @@ Result<std::vector<std::vector<float>>> DeviceTraining::train(const HeadShape& s
     step_seconds_ += seconds_since(begun);
     std::vector<std::vector<float>> trained;
     for (int64_t head = 0; head < std::ssize(heads); ++head) {
-      trained.push_back(training::as_columns(trainer->weights(head), dim, bits));
+      trained.push_back(training::as_columns(shape, trainer->weights(head), bits,
+                                             scales[static_cast<size_t>(head)]));
       for (float& w : trained.back()) w = bf16_to_f32(f32_to_bf16(w));
     }
     return trained;

@@ -13,7 +13,7 @@
 
 namespace clo {
 
-// A head to train: its samples, and where it sets out from [head_dim, bits].
+// A head to train: its samples, and where it sets out from [head_dim + 1, bits].
 struct TrainingHead {
   std::span<const HeadSample> samples;
   std::span<const float> start;

@@ -40,8 +40,8 @@ void make_room(Profile& profile, const KvShape& shape, const MeasureOptions& opt
   profile.heads.difficulty.resize(heads);
   if (options.training) {
     profile.code_bits = options.training->bits;
-    profile.heads.hash_weights.resize(heads * static_cast<size_t>(shape.head_dim) *
-                                      options.training->bits);
+    profile.heads.hash_weights.resize(
+        heads * static_cast<size_t>(hash_weight_count(shape.head_dim, options.training->bits)));
   }
   for (const ProfileField& field : statistics_fields(profile.statistics, shape)) {
     if (is_of_hash(field) && !options.training) continue;
@@ -97,7 +97,7 @@ class HeadMeasurement {
   std::vector<HeadWindow> windows_;  // runs of each window, one window after another
   std::vector<HeadAttention> attention_;
   SampleSplit samples_;        // of training
-  std::vector<float> random_;  // [head_dim, bits]
+  std::vector<float> random_;  // [head_dim + 1, bits]
 };
 
 void HeadMeasurement::measure_queries(std::span<const float> inverse_frequencies) {

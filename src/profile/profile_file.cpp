@@ -10,8 +10,9 @@ namespace clo {
 
 namespace {
 
-constexpr const char* kFirstFormat = "clo-profile-1";
-constexpr const char* kFormat = "clo-profile-2";
+constexpr const char* kFormat = "clo-profile-3";
+// Both have hash weights without a bias.
+constexpr const char* kOldFormats[] = {"clo-profile-1", "clo-profile-2"};
 
 Result<std::vector<float>> read_tensor(const SafetensorsFile& file, const std::string& name,
                                        const Shape& shape, const std::string& where) {
@@ -75,6 +76,18 @@ Status check_complete(const Profile& profile, std::span<const ProfileField> fiel
   return Ok{};
 }
 
+// Weights [heads, head_dim, bits] become [heads, head_dim + 1, bits] with a bias of 0.
+void add_bias(std::vector<float>& weights, int64_t head_dim, int64_t bits) {
+  if (weights.empty()) return;
+  const int64_t own = head_dim * bits, heads = std::ssize(weights) / own;
+  std::vector<float> all(static_cast<size_t>(heads * hash_weight_count(head_dim, bits)));
+  for (int64_t h = 0; h < heads; ++h) {
+    std::copy_n(weights.begin() + h * own, own,
+                all.begin() + h * hash_weight_count(head_dim, bits));
+  }
+  weights = std::move(all);
+}
+
 // The larger of the lengths that windows lay between, such as "2048,8192"; 0 where none is said.
 Result<int64_t> longest_context(const std::string& text, const std::string& where) {
   int64_t longest = 0;
@@ -130,10 +143,11 @@ Result<Profile> read_profile(const SafetensorsFile& file, const ModelConfig& c) 
     const auto found = file.metadata().find(key);
     return found == file.metadata().end() ? std::string() : found->second;
   };
-  if (entry("format") != kFirstFormat && entry("format") != kFormat) {
+  const bool is_old = std::ranges::find(kOldFormats, entry("format")) != std::end(kOldFormats);
+  if (!is_old && entry("format") != kFormat) {
     return Error{ErrorCode::kBadFile,
-                 std::string("expected a profile of format \"") + kFormat + "\" or \"" +
-                     kFirstFormat + "\", found \"" + entry("format") +
+                 std::string("expected a profile of format \"") + kFormat +
+                     "\" or older, found \"" + entry("format") +
                      "\": make it again with clo profile",
                  where};
   }
@@ -152,11 +166,14 @@ Result<Profile> read_profile(const SafetensorsFile& file, const ModelConfig& c) 
   const auto hash = file.tensors().find("hash_weights");
   const bool has_hash = hash != file.tensors().end();
   const int64_t bits = has_hash && !hash->second.shape.empty() ? hash->second.shape.back() : 0;
-  const bool known = bits > 0 && bits <= 512 && bits % 64 == 0;
+  const bool known = bits > 0 && bits <= kMaxCodeBits && bits % 64 == 0;
   if (known) profile.code_bits = static_cast<int32_t>(bits);
-  CLO_ASSIGN(profile.heads.hash_weights,
-             read_tensor(file, "hash_weights",
-                         {c.num_layers, c.num_kv_heads, c.head_dim, known ? bits : 128}, where));
+  CLO_ASSIGN(
+      profile.heads.hash_weights,
+      read_tensor(file, "hash_weights",
+                  {c.num_layers, c.num_kv_heads, c.head_dim + (is_old ? 0 : 1), known ? bits : 128},
+                  where));
+  if (is_old) add_bias(profile.heads.hash_weights, c.head_dim, bits);
   if (!profile.heads.hash_weights.empty()) {
     CLO_ASSIGN(profile.heads.hash_tokens, longest_context(entry("context"), where));
   }
@@ -192,7 +209,7 @@ std::string profile_bytes(const Profile& profile, const ModelConfig& c) {
     add(field.name, *field.values, field.shape, DType::kF32);
   }
   add("hash_weights", profile.heads.hash_weights,
-      {c.num_layers, c.num_kv_heads, c.head_dim, profile.code_bits}, DType::kBF16);
+      {c.num_layers, c.num_kv_heads, c.head_dim + 1, profile.code_bits}, DType::kBF16);
   std::map<std::string, std::string> metadata = profile.facts;
   metadata["format"] = kFormat;
   metadata["model"] = model_fingerprint(c);

@@ -3,11 +3,13 @@
 //
 //   importance    [num_layers, num_q_heads]                        s_i in [0, 1]
 //   difficulty    [num_layers, num_kv_heads]                       D_i, higher = harder to reuse
-//   hash_weights  [num_layers, num_kv_heads, head_dim, code_bits]  trained projection, BF16
+//   hash_weights  [num_layers, num_kv_heads, head_dim + 1, code_bits]  trained projection, BF16;
+//                 the last row is the bias of keys
 //   and the statistics of profile/profile.h
 //
 // Metadata: "format", "model" = the fingerprint of the model it was measured on, and the facts of
-// how it was made. "clo-profile-1" has the first three tensors alone, "clo-profile-2" all.
+// how it was made. "clo-profile-1" has the first three tensors alone, "clo-profile-2"
+// all; both have hash_weights without a bias, which is read as 0.
 #include <filesystem>
 #include <string>
 

@@ -12,18 +12,16 @@ namespace {
 // One step's matrices: bits x keys and the like, all kept between steps.
 class Trainer {
  public:
-  Trainer(const HeadShape& shape, int32_t num_bits)
-      : group(shape.group_size), dim(shape.head_dim), bits(num_bits) {}
+  Trainer(int64_t width, int32_t num_bits) : dim(width), bits(num_bits) {}
 
-  int64_t group, dim, bits;
+  int64_t dim, bits;
   int64_t num_keys = 0;
   std::vector<float> key_columns;  // [dim, keys]
   std::vector<float> key_rows;     // [keys, dim]
-  std::vector<float> query_rows;   // [group * kQueries, dim]
+  std::vector<float> query_rows;   // [kQueries, dim]
   std::vector<float> label;        // [kQueries, keys]: 1 in the exact set, else 0
   std::vector<float> key_codes;    // [bits, keys] relaxed
-  std::vector<float> query_codes;  // [bits, group * kQueries] relaxed
-  std::vector<float> votes;        // [kQueries, bits] sum over the group
+  std::vector<float> votes;        // [kQueries, bits] projections of queries
   std::vector<float> scores;       // [kQueries, keys]
   std::vector<float> gradient;     // [bits, dim]
 
@@ -32,7 +30,6 @@ class Trainer {
   void backward();
 
  private:
-  std::vector<float> query_columns_;  // [dim, group * kQueries]
   std::vector<float> votes_columns_;  // [bits, kQueries]
   std::vector<float> score_rows_;     // [keys, kQueries]
   std::vector<float> from_keys_, from_queries_, part_;
@@ -42,21 +39,17 @@ void Trainer::load(const PreparedWindow& made, const std::vector<float>& columns
                    const Batch& batch) {
   num_keys = batch.num_keys;
   const int64_t first = batch.first_key;
-  const int64_t num_steps = std::ssize(made.queries) / (group * dim);
   key_rows.assign(made.keys.begin() + first * dim, made.keys.begin() + (first + num_keys) * dim);
   key_columns.resize(static_cast<size_t>(dim * num_keys));
   for (int64_t d = 0; d < dim; ++d) {
     std::copy_n(columns.data() + d * made.count + first, num_keys,
                 key_columns.data() + d * num_keys);
   }
-  query_rows.resize(static_cast<size_t>(group * kQueries * dim));
+  query_rows.resize(static_cast<size_t>(kQueries * dim));
   label.resize(static_cast<size_t>(kQueries * num_keys));
   for (int64_t q = 0; q < kQueries; ++q) {
     const int64_t step = batch.steps[static_cast<size_t>(q)];
-    for (int64_t g = 0; g < group; ++g) {
-      std::copy_n(made.queries.data() + (g * num_steps + step) * dim, dim,
-                  query_rows.data() + (g * kQueries + q) * dim);
-    }
+    std::copy_n(made.queries.data() + step * dim, dim, query_rows.data() + q * dim);
     for (int64_t i = 0; i < num_keys; ++i) {
       label[q * num_keys + i] = made.wanted(step, first + i) ? 1.0f : 0.0f;
     }
@@ -64,29 +57,21 @@ void Trainer::load(const PreparedWindow& made, const std::vector<float>& columns
 }
 
 void Trainer::forward(const std::vector<float>& weights) {
-  const int64_t rows = group * kQueries;
   key_codes.resize(static_cast<size_t>(bits * num_keys));
   multiply(weights.data(), key_columns.data(), key_codes.data(), bits, dim, num_keys);
   relax(key_codes, 1);
-  query_columns_.resize(static_cast<size_t>(dim * rows));
-  transpose(query_rows.data(), rows, dim, query_columns_.data(), rows);
-  query_codes.resize(static_cast<size_t>(bits * rows));
-  multiply(weights.data(), query_columns_.data(), query_codes.data(), bits, dim, rows);
-  relax(query_codes, 1);
-  votes.assign(static_cast<size_t>(kQueries * bits), 0.0f);
-  for (int64_t b = 0; b < bits; ++b) {
-    for (int64_t r = 0; r < rows; ++r)
-      votes[(r % kQueries) * bits + b] += query_codes[b * rows + r];
-  }
+  part_.resize(static_cast<size_t>(dim * kQueries));
+  transpose(query_rows.data(), kQueries, dim, part_.data(), kQueries);
+  votes_columns_.resize(static_cast<size_t>(bits * kQueries));
+  multiply(weights.data(), part_.data(), votes_columns_.data(), bits, dim, kQueries);
+  votes.resize(votes_columns_.size());
+  transpose(votes_columns_.data(), bits, kQueries, votes.data(), bits);
   scores.resize(static_cast<size_t>(kQueries * num_keys));
   multiply(votes.data(), key_codes.data(), scores.data(), kQueries, bits, num_keys);
 }
 
 // From the slope of the loss at each score, which stands in `scores`, to that at each weight.
 void Trainer::backward() {
-  const int64_t rows = group * kQueries;
-  votes_columns_.resize(votes.size());
-  transpose(votes.data(), kQueries, bits, votes_columns_.data(), kQueries);
   from_keys_.resize(key_codes.size());
   multiply(votes_columns_.data(), scores.data(), from_keys_.data(), bits, kQueries, num_keys);
   for (size_t i = 0; i < from_keys_.size(); ++i) from_keys_[i] *= relaxed_slope(key_codes[i]);
@@ -95,24 +80,17 @@ void Trainer::backward() {
 
   score_rows_.resize(scores.size());
   transpose(scores.data(), kQueries, num_keys, score_rows_.data(), kQueries);
-  part_.resize(static_cast<size_t>(bits * kQueries));
-  multiply(key_codes.data(), score_rows_.data(), part_.data(), bits, num_keys, kQueries);
-  from_queries_.resize(query_codes.size());
-  for (int64_t b = 0; b < bits; ++b) {
-    for (int64_t r = 0; r < rows; ++r) {
-      from_queries_[b * rows + r] =
-          part_[b * kQueries + r % kQueries] * relaxed_slope(query_codes[b * rows + r]);
-    }
-  }
+  from_queries_.resize(static_cast<size_t>(bits * kQueries));
+  multiply(key_codes.data(), score_rows_.data(), from_queries_.data(), bits, num_keys, kQueries);
   part_.resize(static_cast<size_t>(bits * dim));
-  multiply(from_queries_.data(), query_rows.data(), part_.data(), bits, rows, dim);
+  multiply(from_queries_.data(), query_rows.data(), part_.data(), bits, kQueries, dim);
   for (size_t i = 0; i < gradient.size(); ++i) gradient[i] += part_[i];
 }
 
 // Replaces each query's scores by the slope of its loss. The boundary lies at the score of rank
 // (keys that are in the exact set); a key on the wrong side of it costs by how far.
 void boundary_loss(Trainer& t, std::vector<float>& sorted) {
-  const float unit = 1 / static_cast<float>(t.bits * t.group);
+  const float unit = 1 / static_cast<float>(t.bits);
   for (int64_t q = 0; q < kQueries; ++q) {
     float* s = t.scores.data() + q * t.num_keys;
     const float* label = t.label.data() + q * t.num_keys;
@@ -144,19 +122,20 @@ void boundary_loss(Trainer& t, std::vector<float>& sorted) {
 std::vector<float> train_boundary(const HeadShape& shape, std::span<const HeadSample> samples,
                                   const PolicyOptions& policy, std::span<const float> start,
                                   const HashTraining& training) {
-  const int64_t dim = shape.head_dim, bits = training.bits;
+  const int64_t width = input_width(shape), bits = training.bits;
   BatchDraws draws(samples, policy, training.seed);
+  const float scale = key_scale(shape, samples, draws);
   std::vector<PreparedWindow> windows;
-  std::vector<std::vector<float>> columns;  // [dim, count] of each window's keys
+  std::vector<std::vector<float>> columns;  // [width, count] of each window's keys
   for (size_t w = 0; w < samples.size(); ++w) {
-    windows.push_back(prepare_window(shape, samples[w], draws.tokens(w)));
+    windows.push_back(prepare_window(shape, samples[w], draws.tokens(w), scale));
     const PreparedWindow& made = windows.back();
     columns.emplace_back(made.keys.size());
-    transpose(made.keys.data(), made.count, dim, columns.back().data(), made.count);
+    transpose(made.keys.data(), made.count, width, columns.back().data(), made.count);
   }
-  std::vector<float> weights = start_rows(start, dim, bits);
+  std::vector<float> weights = start_rows(shape, start, bits);
   std::vector<float> mean(weights.size()), square(weights.size()), sorted;
-  Trainer trainer(shape, training.bits);
+  Trainer trainer(width, training.bits);
   AdamStep step;
   for (int32_t i = 0; i < training.iterations; ++i) {
     if (training.keep_going && !training.keep_going()) break;
@@ -170,7 +149,7 @@ std::vector<float> train_boundary(const HeadShape& shape, std::span<const HeadSa
       adam_update(step, trainer.gradient[w], weights[w], mean[w], square[w]);
     }
   }
-  return as_columns(weights, dim, bits);
+  return as_columns(shape, weights, bits, scale);
 }
 
 }  // namespace clo::training

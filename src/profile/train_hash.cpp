@@ -7,7 +7,7 @@
 #include "profile/boundary_inputs.h"
 #include "profile/matrix.h"
 #include "profile/train_published.h"
-#include "reference/simd.h"
+#include "reference/cpu_ops.h"
 #include "select/set_rule.h"
 #include "tensor/dtype.h"
 
@@ -15,7 +15,7 @@ namespace clo {
 
 std::vector<float> projection_matrix(const HashParams& hash) {
   CLO_CHECK(hash.weights == nullptr);
-  std::vector<float> matrix(static_cast<size_t>(hash.head_dim) * hash.bits);
+  std::vector<float> matrix(static_cast<size_t>(hash_weight_count(hash.head_dim, hash.bits)));
   std::vector<float> x(static_cast<size_t>(hash.width));
   for (int32_t d = 0; d < hash.head_dim; ++d) {
     const uint32_t* signs = hash.signs;
@@ -89,18 +89,24 @@ Recall hash_recall(const HeadShape& shape, std::span<const HeadSample> samples,
                    const PolicyOptions& policy, std::span<const float> weights, int32_t bits) {
   const SimdTable& simd = simd_table();
   const int64_t dim = shape.head_dim, group = shape.group_size, words = bits / 64;
-  const auto encode = [&](const float* rows, int64_t count, std::vector<uint64_t>& codes) {
+  CLO_CHECK(std::ssize(weights) == hash_weight_count(dim, bits), weights.size());
+  const bool graded = policy.select != Select::kHash;
+  const float* bias = weights.data() + dim * bits;
+  const auto encode = [&](const float* rows, int64_t count, bool are_keys,
+                          std::vector<uint64_t>& codes) {
     std::vector<float> sums(static_cast<size_t>(count * bits));
     multiply(rows, weights.data(), sums.data(), count, dim, bits);
     codes.assign(static_cast<size_t>(count * words), 0);
     for (int64_t r = 0; r < count; ++r) {
       for (int64_t j = 0; j < bits; ++j) {
-        codes[r * words + j / 64] |= static_cast<uint64_t>(sums[r * bits + j] > 0) << (j % 64);
+        const float value = sums[r * bits + j] + (are_keys ? bias[j] : 0.0f);
+        codes[r * words + j / 64] |= static_cast<uint64_t>(value > 0) << (j % 64);
       }
     }
   };
   RecallSum sum;
   std::vector<uint8_t> chosen;
+  std::vector<float> asked(static_cast<size_t>(dim)), projected(static_cast<size_t>(bits));
   std::vector<uint64_t> keys, more, queries, query(static_cast<size_t>(group * words));
   std::vector<uint16_t> distances;
   std::vector<uint32_t> histogram;
@@ -115,23 +121,37 @@ Recall hash_recall(const HeadShape& shape, std::span<const HeadSample> samples,
       num_encoded = 0;
     }
     if (num_encoded < window.num_tokens) {
-      encode(encoded + num_encoded * dim, window.num_tokens - num_encoded, more);
+      encode(encoded + num_encoded * dim, window.num_tokens - num_encoded, true, more);
       keys.insert(keys.end(), more.begin(), more.end());
       num_encoded = window.num_tokens;
     }
-    encode(window.queries.data(), group * window.num_steps, queries);
+    if (!graded) encode(window.queries.data(), group * window.num_steps, false, queries);
     for (int64_t step = sample.first_step; step < sample.end_step; ++step) {
       int64_t left = sample.attention->sizes[step];
       if (left == 0) continue;
       const CandidateRange range = candidates(policy, window.context_of(step));
-      for (int64_t g = 0; g < group; ++g) {
-        std::copy_n(queries.begin() + (g * window.num_steps + step) * words, words,
-                    query.begin() + g * words);
-      }
       distances.resize(static_cast<size_t>(range.size()));
-      histogram.assign(static_cast<size_t>(group * bits + 1), 0);
-      simd.hamming(keys.data() + range.first * words, static_cast<int>(words), range.size(),
-                   query.data(), static_cast<int>(group), distances.data(), histogram.data());
+      const uint64_t* codes = keys.data() + range.first * words;
+      if (graded) {
+        std::fill(asked.begin(), asked.end(), 0.0f);
+        for (int64_t g = 0; g < group; ++g) {
+          const float* one = window.queries.data() + (g * window.num_steps + step) * dim;
+          for (int64_t d = 0; d < dim; ++d) asked[d] += one[d];
+        }
+        multiply(asked.data(), weights.data(), projected.data(), 1, dim, bits);
+        const GradedQuery graded_query = grade_projection(projected);
+        histogram.assign(static_cast<size_t>(graded_query.most) * bits + 1, 0);
+        simd.graded(codes, static_cast<int>(words), range.size(), graded_query.signs,
+                    graded_query.planes, distances.data(), histogram.data());
+      } else {
+        for (int64_t g = 0; g < group; ++g) {
+          std::copy_n(queries.begin() + (g * window.num_steps + step) * words, words,
+                      query.begin() + g * words);
+        }
+        histogram.assign(static_cast<size_t>(group * bits + 1), 0);
+        simd.hamming(codes, static_cast<int>(words), range.size(), query.data(),
+                     static_cast<int>(group), distances.data(), histogram.data());
+      }
       uint16_t least = 0;
       while (left > histogram[least]) left -= histogram[least++];
       chosen.assign(static_cast<size_t>(window.num_tokens), 0);

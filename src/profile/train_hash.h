@@ -1,7 +1,8 @@
 #pragma once
-// Trained projections: a key's and a query's code is the signs of x W, and W [head_dim, bits] is
-// learned for one KV head so that the smallest Hamming distances are the exact top-k. And how good
-// a projection is: its recall of that set. docs/profile.md has the recipes and what they reach.
+// Trained projections: a key's code is the signs of k W + b, and W [head_dim, bits] and the bias b
+// [bits] are learned for one KV head so that the keys nearest to a query are the exact top-k. And
+// how good a projection is: its recall of that set. Both lie in one matrix [head_dim + 1, bits],
+// the bias last. docs/profile.md has the recipes and what they reach.
 #include <cstdint>
 #include <functional>
 #include <span>
@@ -32,13 +33,14 @@ struct HashTraining {
   std::function<bool()> keep_going;  // false: what kBoundary has so far is returned
 };
 
-// The random orthogonal projection as a matrix [head_dim, bits]: whole numbers, so that bf16 holds
-// it exactly. Its codes are those of the transform but for sums that round across zero.
+// The random orthogonal projection as a matrix [head_dim + 1, bits]: no bias, and whole numbers, so
+// that bf16 holds it exactly. Its codes are those of the transform but for sums that round across
+// zero.
 std::vector<float> projection_matrix(const HashParams& hash);
 
-// A trained projection [head_dim, bits], of values that bf16 holds. `start` [head_dim, bits] is
-// what kBoundary sets out from. Deterministic by seed and processor. Requires: samples with steps
-// and candidates.
+// A trained projection [head_dim + 1, bits], of values that bf16 holds. `start`, as large and
+// without a bias, is what kBoundary sets out from. Deterministic by seed and processor. Requires:
+// samples with steps and candidates.
 std::vector<float> train_hash(const HeadShape& shape, std::span<const HeadSample> samples,
                               const PolicyOptions& policy, std::span<const float> start,
                               const HashTraining& training);
@@ -49,8 +51,8 @@ struct Recall {
   double weight = 0;  // share of the softmax weight on its tokens
 };
 
-// Of the smallest Hamming distances, as `--select hash` chooses: summed over the group, among
-// equals the lower token.
+// Of the smallest distances as the policy's selection counts them (graded-hash, or hash for every
+// other), among equals the lower token.
 Recall hash_recall(const HeadShape& shape, std::span<const HeadSample> samples,
                    const PolicyOptions& policy, std::span<const float> weights, int32_t bits);
 

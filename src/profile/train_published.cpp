@@ -184,7 +184,7 @@ std::vector<float> train_published(const HeadShape& shape, std::span<const HeadS
       }
     }
   }
-  std::vector<float> result(weights.size());
+  std::vector<float> result(static_cast<size_t>(hash_weight_count(dim, bits)));  // no bias
   transpose(weights.data(), bits, dim, result.data(), bits);
   return result;
 }

@@ -9,7 +9,7 @@
 
 namespace clo::training {
 
-// W [head_dim, bits] from standard normal values.
+// W [head_dim + 1, bits], without a bias, from standard normal values.
 std::vector<float> train_published(const HeadShape& shape, std::span<const HeadSample> samples,
                                    const PolicyOptions& policy, const HashTraining& training,
                                    Random& random);

@@ -1,4 +1,6 @@
 // Appending rows, and the codes of keys.
+#include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "ops/stored_row.h"
@@ -6,14 +8,21 @@
 
 namespace clo {
 
-void encode_row(const SimdTable& simd, const HashParams& hash, const float* x, uint64_t* out,
-                float* scratch) {
-  std::memset(out, 0, static_cast<size_t>(hash.bits / 8));
+namespace {
+
+// out [bits]: projections of x, which start from a bias where one is given. Each is a sum in the
+// order of d with a rounded product each, whatever the processor.
+void project(const SimdTable& simd, const HashParams& hash, const float* x, const float* bias,
+             float* scratch, float* out) {
   if (hash.weights != nullptr) {
-    for (int j = 0; j < hash.bits; ++j) {
-      float sum = 0;
-      for (int d = 0; d < hash.head_dim; ++d) sum += x[d] * hash.weights[d * hash.bits + j];
-      if (sum > 0) out[j / 64] |= uint64_t{1} << (j % 64);
+    if (bias != nullptr) {
+      std::copy_n(bias, hash.bits, out);
+    } else {
+      std::fill_n(out, hash.bits, 0.0f);
+    }
+    for (int d = 0; d < hash.head_dim; ++d) {
+      const float* weights = hash.weights + int64_t{d} * hash.bits;
+      for (int j = 0; j < hash.bits; ++j) out[j] += x[d] * weights[j];
     }
     return;
   }
@@ -27,12 +36,54 @@ void encode_row(const SimdTable& simd, const HashParams& hash, const float* x, u
       simd.hadamard(scratch, signs, width);
       signs += width / 32;
     }
-    // The bits are as good as random, so a branch on them would be missed every other time.
-    for (int i = 0; i < width && first + i < hash.bits; ++i) {
-      const int j = first + i;
-      out[j / 64] |= static_cast<uint64_t>(scratch[i] > 0) << (j % 64);
+    std::copy_n(scratch, std::min(width, hash.bits - first), out + first);
+  }
+}
+
+// The bits are as good as random, so a branch on them would be missed every other time.
+void set_bit(uint64_t* code, int bit, bool value) {
+  code[bit / 64] |= static_cast<uint64_t>(value) << (bit % 64);
+}
+
+}  // namespace
+
+void encode_row(const SimdTable& simd, const HashParams& hash, const float* x, bool is_key,
+                uint64_t* out, float* scratch) {
+  const float* bias = is_key && hash.weights != nullptr
+                          ? hash.weights + int64_t{hash.head_dim} * hash.bits
+                          : nullptr;
+  float values[kMaxCodeBits];
+  project(simd, hash, x, bias, scratch, values);
+  std::memset(out, 0, static_cast<size_t>(hash.bits / 8));
+  for (int j = 0; j < hash.bits; ++j) set_bit(out, j, values[j] > 0);
+}
+
+GradedQuery grade_query(const SimdTable& simd, const HashParams& hash, const float* queries,
+                        int group) {
+  float sum[kMaxHeadDim], scratch[kMaxHeadDim], values[kMaxCodeBits];
+  std::copy_n(queries, hash.head_dim, sum);
+  for (int g = 1; g < group; ++g) {
+    for (int d = 0; d < hash.head_dim; ++d) sum[d] += queries[g * hash.head_dim + d];
+  }
+  project(simd, hash, sum, nullptr, scratch, values);
+  return grade_projection({values, static_cast<size_t>(hash.bits)});
+}
+
+GradedQuery grade_projection(std::span<const float> values) {
+  const auto bits = static_cast<int32_t>(values.size());
+  GradedQuery query;
+  query.most = most_bit_weight(bits);
+  float largest = 0;
+  for (const float v : values) largest = std::max(largest, std::abs(v) >= 0 ? std::abs(v) : 0.0f);
+  const float steps = weight_steps(query.most, largest);
+  for (int32_t j = 0; j < bits; ++j) {
+    set_bit(query.signs, j, values[j] > 0);
+    const int32_t weight = bit_weight(std::abs(values[j]), steps, query.most);
+    for (int p = 0; p < kWeightPlanes; ++p) {
+      set_bit(query.planes + p * (bits / 64), j, (weight >> p & 1) != 0);
     }
   }
+  return query;
 }
 
 void CpuOps::append(const AppendParams& p) {
@@ -87,7 +138,7 @@ void CpuOps::append(const AppendParams& p) {
       float scratch[kMaxHeadDim];
       uint64_t code[kMaxHeadDim / 8];
       if (!shape.compressed()) simd_.to_f32(shape.type, row, key_values, shape.head_dim);
-      encode_row(simd_, p.hashes[head], key_values, code, scratch);
+      encode_row(simd_, p.hashes[head], key_values, true, code, scratch);
       const auto code_bytes = static_cast<size_t>(shape.code_bytes());
       if (sequence.host_codes != nullptr) {
         std::memcpy(sequence.host_codes[page] + slot * words, code, code_bytes);

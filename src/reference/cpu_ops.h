@@ -3,11 +3,13 @@
 // memory is the device arena; these loops read rows only through the views they are given.
 // Owned by the engine, called from its thread; loops that are worth it run on the pool's threads.
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "base/thread_pool.h"
 #include "clo/result.h"
+#include "ops/graded_query.h"
 #include "ops/ops.h"
 #include "reference/simd.h"
 
@@ -90,8 +92,21 @@ class CpuOps final : public Ops {
   std::vector<int64_t> first_part_;                 // decode: [task + 1] part numbers
 };
 
-// Bits of one key or query. x [head_dim], out [bits / 64]. scratch [width].
-void encode_row(const SimdTable& simd, const HashParams& hash, const float* x, uint64_t* out,
-                float* scratch);
+// Bits of one key, or of one query (Select::kHash): a key's projections have a bias. x [head_dim],
+// out [bits / 64]. scratch [width].
+void encode_row(const SimdTable& simd, const HashParams& hash, const float* x, bool is_key,
+                uint64_t* out, float* scratch);
+
+// What a group's queries ask codes for together; see ops/graded_query.h.
+struct GradedQuery {
+  int32_t most = 0;                                         // weight of a bit
+  uint64_t signs[kMaxCodeBits / 64] = {};                   // [words]
+  uint64_t planes[kWeightPlanes * kMaxCodeBits / 64] = {};  // [kWeightPlanes][words]
+};
+// queries [group, head_dim].
+GradedQuery grade_query(const SimdTable& simd, const HashParams& hash, const float* queries,
+                        int group);
+// From their sum's projection [bits].
+GradedQuery grade_projection(std::span<const float> values);
 
 }  // namespace clo

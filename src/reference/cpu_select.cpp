@@ -51,25 +51,41 @@ void for_each_page(const SelectTask& task, std::span<const TokenRange> runs, int
   }
 }
 
-// Scores of candidates lie side by side, in the order of their tokens: `count` of them.
-void select_hash(const SimdTable& simd, const KvShape& shape, const SelectTask& task, int64_t count,
-                 Scratch& scratch) {
-  const int group = shape.group_size(), words = shape.code_words();
-  uint64_t queries[kMaxGroup * kMaxHeadDim / 64];
-  float transform[kMaxHeadDim];
-  for (int g = 0; g < group; ++g) {
-    encode_row(simd, *task.hash, task.head.query + g * shape.head_dim, queries + g * words,
-               transform);
-  }
+// Distances of the candidates' codes from what the queries ask for, side by side in the order of
+// their tokens (`count` of them), and how many there are at each.
+void measure_distances(const SimdTable& simd, const KvShape& shape, const SelectTask& task,
+                       int64_t count, Scratch& scratch) {
+  const int group = shape.group_size(), words = shape.code_words(), bits = shape.code_bits;
   if (std::ssize(scratch.distances) < count) {
     scratch.distances.resize(static_cast<size_t>(count));
   }
-  scratch.histogram.assign(static_cast<size_t>(group) * shape.code_bits + 1, 0);
   uint16_t* distance_at = scratch.distances.data();
+  if (task.kind == SelectKind::kGradedHash) {
+    const GradedQuery query = grade_query(simd, *task.hash, task.head.query, group);
+    scratch.histogram.assign(static_cast<size_t>(query.most) * bits + 1, 0);
+    for_each_page(task, scratch.runs, words, [&](int64_t tokens, const uint64_t* codes) {
+      simd.graded(codes, words, tokens, query.signs, query.planes, distance_at,
+                  scratch.histogram.data());
+      distance_at += tokens;
+    });
+    return;
+  }
+  uint64_t queries[kMaxGroup * kMaxCodeBits / 64];
+  float transform[kMaxHeadDim];
+  for (int g = 0; g < group; ++g) {
+    encode_row(simd, *task.hash, task.head.query + g * shape.head_dim, false, queries + g * words,
+               transform);
+  }
+  scratch.histogram.assign(static_cast<size_t>(group) * bits + 1, 0);
   for_each_page(task, scratch.runs, words, [&](int64_t tokens, const uint64_t* codes) {
     simd.hamming(codes, words, tokens, queries, group, distance_at, scratch.histogram.data());
     distance_at += tokens;
   });
+}
+
+void select_hash(const SimdTable& simd, const KvShape& shape, const SelectTask& task, int64_t count,
+                 Scratch& scratch) {
+  measure_distances(simd, shape, task, count, scratch);
   // The largest distance still taken, and how many of those at exactly that distance.
   int64_t left = task.num_select;
   uint16_t threshold = 0;
@@ -201,6 +217,7 @@ void CpuOps::select(const SelectParams& p) {
     }
     switch (task.kind) {
       case SelectKind::kHash:
+      case SelectKind::kGradedHash:
         select_hash(simd_, p.shape, task, count, scratch);
         break;
       case SelectKind::kExact:

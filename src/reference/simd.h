@@ -88,6 +88,11 @@ struct SimdTable {
   void (*hamming)(const uint64_t* codes, int words, int64_t count, const uint64_t* queries,
                   int group, uint16_t* distances, uint32_t* histogram);
 
+  // distances[t] = sum over planes p of 2^p popcount((code[t] ^ signs) & planes[p]), of three
+  // planes; counts the histogram too. signs [words], planes [3][words].
+  void (*graded)(const uint64_t* codes, int words, int64_t count, const uint64_t* signs,
+                 const uint64_t* planes, uint16_t* distances, uint32_t* histogram);
+
   void (*gated_silu)(const float* gate, const float* up, float* out, int64_t count);
   // In place: signs flipped where a bit of `signs` [width / 32] is set, then the fast
   // Walsh-Hadamard transform of `width` values (a power of two, >= 32).

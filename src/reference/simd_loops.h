@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "ops/graded_query.h"
 #include "reference/simd.h"
 #include "reference/simd_attend.h"
 #include "reference/simd_blocks.h"
@@ -334,6 +335,36 @@ void hamming(const uint64_t* codes, int words, int64_t count, const uint64_t* qu
   }
 }
 
+template <int kWords>
+CLO_INLINE void graded_words(const uint64_t* codes, int words, int64_t count, const uint64_t* signs,
+                             const uint64_t* planes, uint16_t* distances, uint32_t* histogram) {
+  if constexpr (kWords > 0) words = kWords;
+  for (int64_t t = 0; t < count; ++t) {
+    int64_t distance = 0;
+    for (int w = 0; w < words; ++w) {
+      const uint64_t differs = codes[t * words + w] ^ signs[w];
+      for (int p = 0; p < kWeightPlanes; ++p) {
+        distance += int64_t{__builtin_popcountll(differs & planes[p * words + w])} << p;
+      }
+    }
+    distances[t] = static_cast<uint16_t>(distance);
+    ++histogram[distance];
+  }
+}
+
+void graded(const uint64_t* codes, int words, int64_t count, const uint64_t* signs,
+            const uint64_t* planes, uint16_t* distances, uint32_t* histogram) {
+  if (words == 1) {
+    graded_words<1>(codes, words, count, signs, planes, distances, histogram);
+  } else if (words == 2) {
+    graded_words<2>(codes, words, count, signs, planes, distances, histogram);
+  } else if (words == 4) {
+    graded_words<4>(codes, words, count, signs, planes, distances, histogram);
+  } else {
+    graded_words<0>(codes, words, count, signs, planes, distances, histogram);
+  }
+}
+
 // ---- small loops --------------------------------------------------------------------------------
 
 void gated_silu(const float* gate, const float* up, float* out, int64_t count) {
@@ -381,9 +412,10 @@ void hadamard(float* x, const uint32_t* signs, int width) {
 }
 
 constexpr SimdTable make_table(const char* name) {
-  return SimdTable{name,         linear,     linear_blocks, quantize_activations, to_f32,
-                   from_f32,     widen_row,  attend_rows,   score_rows,           score_tile,
-                   softmax_tile, value_tile, hamming,       gated_silu,           hadamard};
+  return SimdTable{name,       linear,     linear_blocks, quantize_activations,
+                   to_f32,     from_f32,   widen_row,     attend_rows,
+                   score_rows, score_tile, softmax_tile,  value_tile,
+                   hamming,    graded,     gated_silu,    hadamard};
 }
 
 }  // namespace

@@ -19,7 +19,7 @@ int64_t num_dense_heads(const PolicyOptions& policy, const KvShape& shape) {
 }
 
 bool reads_codes(const PolicyOptions& policy, const KvShape& shape) {
-  return policy.select == Select::kHash && shape.code_bits > 0 &&
+  return selects_by_code(policy.select) && shape.code_bits > 0 &&
          num_dense_layers(policy, shape) < shape.num_layers;
 }
 

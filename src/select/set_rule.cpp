@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/check.h"
 #include "base/units.h"
 
 namespace clo {
@@ -29,6 +30,22 @@ int32_t slot_capacity(const PolicyOptions& policy, int64_t max_context_tokens) {
   const int64_t size = set_size(policy, max_context_tokens);
   const int64_t largest = policy.quality ? scaled_set_size(size, kMostSetScale) : size;
   return static_cast<int32_t>(std::min(largest, std::max<int64_t>(most, 1)));
+}
+
+SelectKind select_kind(Select select) {
+  switch (select) {
+    case Select::kNone:
+    case Select::kHash:
+      return SelectKind::kHash;
+    case Select::kGradedHash:
+      return SelectKind::kGradedHash;
+    case Select::kExact:
+      return SelectKind::kExact;
+    case Select::kRandom:
+      return SelectKind::kRandom;
+  }
+  CLO_CHECK(false, static_cast<int>(select));
+  return SelectKind::kHash;
 }
 
 int32_t ring_tokens(const PolicyOptions& policy) { return policy.recent + policy.max_label_age; }

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "clo/policy.h"
+#include "ops/params.h"
 
 namespace clo {
 
@@ -31,6 +32,9 @@ int32_t slot_capacity(const PolicyOptions& policy, int64_t max_context_tokens);
 
 // Rows in the ring: recent + maximum label age.
 int32_t ring_tokens(const PolicyOptions& policy);
+
+// What chooses: of kNone, which chooses nothing, as kHash.
+SelectKind select_kind(Select select);
 
 // Whether the set takes every candidate, so that nothing is chosen.
 inline bool covers(const PolicyOptions& policy, int64_t context_tokens) {

@@ -38,12 +38,12 @@ class Profile(Case):
         self.assertIn("nothing: every head is on the device", answer.out)
         header, _ = read_tensors(self.path("heads.profile"))
         facts = header["__metadata__"]
-        self.assertEqual(facts["format"], "clo-profile-2")
+        self.assertEqual(facts["format"], "clo-profile-3")
         self.assertEqual((facts["windows"], facts["steps"]), ("2", "128"))
         self.assertEqual(facts["runs"], "1")
         self.assertEqual(facts["texts"], "text.txt, text.txt")
         self.assertEqual(header["importance"]["shape"], [8, 4])
-        self.assertEqual(header["hash_weights"]["shape"], [8, 2, 64, 128])
+        self.assertEqual(header["hash_weights"]["shape"], [8, 2, 65, 128])
         self.assertEqual(header["hash_weights"]["dtype"], "BF16")
         with open(self.path("figures.jsonl")) as file:
             lines = [json.loads(line) for line in file]

@@ -98,7 +98,7 @@ struct KvWorld {
 
 inline PolicyOptions arbitrary_policy(const KvShape& shape, bool with_label_age) {
   PolicyOptions policy;
-  policy.select = shape.code_bits > 0 ? *rc::gen::element(Select::kHash, Select::kHash,
+  policy.select = shape.code_bits > 0 ? *rc::gen::element(Select::kHash, Select::kGradedHash,
                                                           Select::kExact, Select::kRandom)
                                       : *rc::gen::element(Select::kExact, Select::kRandom);
   if (*rc::gen::inRange(0, 12) == 0) policy.select = Select::kNone;

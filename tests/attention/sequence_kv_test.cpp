@@ -419,7 +419,8 @@ TEST(SequenceKv, CodesAreOnTheDeviceOnlyForHashSelection) {
   const int64_t code_bytes = 3 * kPageTokens * shape.token_code_bytes();
   for (const bool host_copy : {true, false}) {
     std::map<Select, int64_t> bytes;
-    for (const Select select : {Select::kNone, Select::kHash, Select::kExact, Select::kRandom}) {
+    for (const Select select :
+         {Select::kNone, Select::kHash, Select::kGradedHash, Select::kExact, Select::kRandom}) {
       KvWorld world(shape, 100000000, 4);
       SequenceKv::Options options;
       options.capacity_tokens = 700;
@@ -430,11 +431,12 @@ TEST(SequenceKv, CodesAreOnTheDeviceOnlyForHashSelection) {
       bytes[select] = kv->device_kv_bytes();
       EXPECT_EQ(world.device.used_bytes(), kv->device_kv_bytes());
       EXPECT_EQ(SequenceKv::device_bytes(world.system, options), kv->device_kv_bytes());
-      EXPECT_EQ(kv->layer_view(0).device_codes != nullptr, select == Select::kHash);
+      EXPECT_EQ(kv->layer_view(0).device_codes != nullptr, selects_by_code(select));
       EXPECT_EQ(kv->layer_view(0).host_codes != nullptr, host_copy);
       EXPECT_EQ(kv->layer_view(0).host_rows != nullptr, host_copy);
     }
     EXPECT_EQ(bytes[Select::kHash] - bytes[Select::kExact], code_bytes);
+    EXPECT_EQ(bytes[Select::kGradedHash], bytes[Select::kHash]);
     EXPECT_EQ(bytes[Select::kRandom], bytes[Select::kExact]);
     EXPECT_EQ(bytes[Select::kNone], bytes[Select::kExact]);
   }

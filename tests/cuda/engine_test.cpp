@@ -153,7 +153,8 @@ TEST_F(GpuEngine, OffloadedEqualsDenseWhenTheSetCoversTheContext) {
   base.set_tokens = 2000;
   base.threshold = 2.0;
   base.max_label_age = 8;
-  for (const Select select : {Select::kHash, Select::kExact, Select::kRandom}) {
+  for (const Select select :
+       {Select::kHash, Select::kGradedHash, Select::kExact, Select::kRandom}) {
     for (const Predict predict :
          {Predict::kNone, Predict::kPreviousStep, Predict::kPreviousLayer}) {
       for (const Fetch fetch : {Fetch::kDelta, Fetch::kWhole}) {
@@ -434,7 +435,8 @@ TEST_F(GpuEngine, CompressedRowsOffloadedEqualResident) {
     base.set_tokens = 2000;
     base.threshold = 2.0;
     base.max_label_age = 8;
-    for (const Select select : {Select::kHash, Select::kExact, Select::kRandom}) {
+    for (const Select select :
+         {Select::kHash, Select::kGradedHash, Select::kExact, Select::kRandom}) {
       for (const Fetch fetch : {Fetch::kDelta, Fetch::kWhole}) {
         PolicyOptions policy = with(base, Predict::kPreviousStep, Correction::kTrueQuery, fetch);
         policy.select = select;

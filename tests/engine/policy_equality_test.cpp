@@ -21,6 +21,7 @@ std::vector<Case> cases() {
       {"default", evictable("default")},
       {"hata", evictable("hata")},
       {"clo_paper", evictable("clo-paper")},
+      {"hash", with("default", [](PolicyOptions& p) { p.select = Select::kHash; })},
       {"exact", with("default", [](PolicyOptions& p) { p.select = Select::kExact; })},
       {"random", with("default", [](PolicyOptions& p) { p.select = Select::kRandom; })},
       {"whole", with("default", [](PolicyOptions& p) { p.fetch = Fetch::kWhole; })},

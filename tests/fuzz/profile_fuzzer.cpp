@@ -38,9 +38,11 @@ void check_profile(clo::Profile& profile) {
   check_values(profile.heads.importance, model.num_layers * model.num_q_heads);
   check_shares(profile.heads.importance);
   check_values(profile.heads.difficulty, heads);
-  CLO_CHECK(profile.code_bits >= 0 && profile.code_bits <= 512 && profile.code_bits % 64 == 0);
+  CLO_CHECK(profile.code_bits >= 0 && profile.code_bits <= clo::kMaxCodeBits &&
+            profile.code_bits % 64 == 0);
   CLO_CHECK((profile.code_bits > 0) == !profile.heads.hash_weights.empty());
-  check_values(profile.heads.hash_weights, heads * model.head_dim * profile.code_bits);
+  check_values(profile.heads.hash_weights,
+               heads * clo::hash_weight_count(model.head_dim, profile.code_bits));
   for (const clo::ProfileField& field : fields_of(profile)) {
     int64_t wanted = 1;
     for (const int64_t extent : field.shape) wanted *= extent;
@@ -99,7 +101,7 @@ extern "C" size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t max
       R"("importance":{"dtype":"F32","shape":[1,2],"data_offsets":[0,8]},)",
       R"("importance":{"dtype":"I8","shape":[1,2],"data_offsets":[0,2]},)",
       R"("difficulty":{"dtype":"F16","shape":[1,1],"data_offsets":[0,2]},)",
-      R"("hash_weights":{"dtype":"BF16","shape":[1,1,4,64],"data_offsets":[0,512]},)",
+      R"("hash_weights":{"dtype":"BF16","shape":[1,1,5,64],"data_offsets":[0,640]},)",
       R"("hash_weights":{"dtype":"BF16","shape":[64],"data_offsets":[0,128]},)",
       R"("set_overlap":{"dtype":"F32","shape":[1,1],"data_offsets":[0,4]},)",
       R"("recall_random":{"dtype":"F32","shape":[1,1],"data_offsets":[0,4]},)",

@@ -94,7 +94,7 @@ class SceneMemory {
       return std::vector<uint32_t>(first.signs, first.signs + each * kLayers * scene_.kv_heads);
     }();
     device_signs_ = std::make_unique<DeviceArray<uint32_t>>(words);
-    weights_ = random_floats(int64_t{scene_.head_dim} * scene_.code_bits, 5);
+    weights_ = random_floats(hash_weight_count(scene_.head_dim, scene_.code_bits), 5);
     device_weights_ = std::make_unique<DeviceArray<float>>(weights_);
     std::vector<HashParams> on_device;
     for (int32_t l = 0; l < kLayers; ++l) {

@@ -53,7 +53,8 @@ inline SequenceRules to_rules(const PolicyOptions& p) {
   r.select = p.select == Select::kExact    ? SelectRule::kExact
              : p.select == Select::kRandom ? SelectRule::kRandom
              : p.select == Select::kNone   ? SelectRule::kNone
-                                           : SelectRule::kHash;
+             : p.select == Select::kHash   ? SelectRule::kHash
+                                           : SelectRule::kGradedHash;
   r.predict = p.predict == Predict::kPreviousLayer  ? PredictRule::kPreviousLayer
               : p.predict == Predict::kPreviousStep ? PredictRule::kPreviousStep
                                                     : PredictRule::kNone;

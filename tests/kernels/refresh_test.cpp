@@ -61,14 +61,17 @@ TEST_F(RefreshTest, StoresBeyondThirtyOneBits) {
 TEST_F(RefreshTest, CodeWidths) {
   for (const int32_t bits : {64, 128, 192, 256, 512}) {
     for (const bool trained : {false, true}) {
-      Scene scene;
-      scene.head_dim = bits == 192 ? 64 : 128;
-      scene.code_bits = bits;
-      scene.trained = trained;
-      scene.context = 3000;
-      scene.policy = always();
-      walk(scene, kSteps);
-      if (HasFatalFailure()) return;
+      for (const Select select : {Select::kHash, Select::kGradedHash}) {
+        Scene scene;
+        scene.head_dim = bits == 192 ? 64 : 128;
+        scene.code_bits = bits;
+        scene.trained = trained;
+        scene.context = 3000;
+        scene.policy = always();
+        scene.policy.select = select;
+        walk(scene, kSteps);
+        if (HasFatalFailure()) return;
+      }
     }
   }
 }
@@ -420,7 +423,7 @@ TEST_F(RefreshTest, JobsOfIdleSlotsAreDropped) {
 }
 
 TEST_F(RefreshTest, PrimedSets) {
-  for (const Select select : {Select::kHash, Select::kExact}) {
+  for (const Select select : {Select::kHash, Select::kGradedHash, Select::kExact}) {
     Scene scene;
     scene.context = 2100;
     scene.kv_heads = 3;

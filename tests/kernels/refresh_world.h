@@ -332,9 +332,7 @@ class World : public SceneMemory {
     SelectTask select;
     select.head = task;
     select.hash = &hashes_[static_cast<size_t>(kLayer * scene_.kv_heads + task.kv_head)];
-    select.kind = policy.select == Select::kExact    ? SelectKind::kExact
-                  : policy.select == Select::kRandom ? SelectKind::kRandom
-                                                     : SelectKind::kHash;
+    select.kind = select_kind(policy.select);
     select.random_seed = rules_.random_seed ^ (static_cast<uint64_t>(task.context_tokens) << 20) ^
                          (static_cast<uint64_t>(kLayer) << 8) ^ static_cast<uint64_t>(task.kv_head);
     select.first_candidate = range.first;

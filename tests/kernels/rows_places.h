@@ -78,14 +78,15 @@ class Places {
         host_codes(std::max<int64_t>(layout_.codes_bytes(), 8)),
         want_codes(host_codes.span().size(), std::byte{0xCB}) {
     const std::vector<float> weights =
-        random_floats(int64_t{kLayers} * c.kv_heads * c.head_dim * c.code_bits, 7);
+        random_floats(kLayers * c.kv_heads * hash_weight_count(c.head_dim, c.code_bits), 7);
     weights_host_ = weights;
     weights_ = std::make_unique<DeviceArray<float>>(weights);
     std::vector<HashParams> device_hashes;
     for (int32_t layer = 0; layer < kLayers; ++layer) {
       for (int32_t h = 0; h < c.kv_heads; ++h) {
         HashParams params = signs_.params(layer, h);
-        const int64_t at = (int64_t{layer} * c.kv_heads + h) * c.head_dim * c.code_bits;
+        const int64_t at =
+            (int64_t{layer} * c.kv_heads + h) * hash_weight_count(c.head_dim, c.code_bits);
         if (c.trained) params.weights = weights_host_.data() + at;
         hashes_host.push_back(params);
         const int64_t sign_words =
@@ -213,7 +214,7 @@ class Places {
           }
           std::vector<uint64_t> code(static_cast<size_t>(words));
           encode_row(simd_table(), hashes_host[static_cast<size_t>(kLayer * c_.kv_heads + h)],
-                     key.data(), code.data(), scratch.data());
+                     key.data(), true, code.data(), scratch.data());
           if (in_blocks) {
             std::copy(code.begin(), code.end(),
                       want[page].begin() + block_code_index(c_.kv_heads, kLayer, h, slot) * words);

@@ -90,7 +90,9 @@ TEST(PreparedWindow, LabelsFollowTheOrderOfTheKeys) {
   const HeadSample& sample = heads.samples[0].train[0];
   training::BatchDraws draws(heads.samples[0].train, heads.policy, 9);
   const std::span<const int32_t> tokens = draws.tokens(0);
-  const auto made = training::prepare_window(heads.head, sample, tokens);
+  const auto& train = heads.samples[0].train;
+  const float scale = training::key_scale(heads.head, train, draws);
+  const auto made = training::prepare_window(heads.head, sample, tokens, scale);
   ASSERT_EQ(made.count, std::ssize(tokens));
   EXPECT_FALSE(std::is_sorted(tokens.begin(), tokens.end()));
   int64_t wanted = 0;
@@ -103,16 +105,63 @@ TEST(PreparedWindow, LabelsFollowTheOrderOfTheKeys) {
     }
   }
   EXPECT_GT(wanted, 20 * (sample.end_step - sample.first_step) / 2);
-  for (int64_t i = 0; i < made.count; ++i) {  // of length sqrt(dim), in the token's direction
+  // Keys are as they are but for one scale, and end in what a bias is learned from.
+  const int64_t width = training::input_width(heads.head);
+  double lengths = 0;
+  for (int64_t i = 0; i < made.count; ++i) {
+    double square = 0;
+    for (int d = 0; d < 16; ++d) {
+      const float key = made.keys[i * width + d];
+      ASSERT_EQ(key, scale * sample.window.keys[tokens[i] * 16 + d]);
+      square += key * key;
+    }
+    lengths += std::sqrt(square);
+    ASSERT_EQ(made.keys[i * width + 16], training::kBiasInput);
+    for (int64_t d = 17; d < width; ++d) ASSERT_EQ(made.keys[i * width + d], 0);
+  }
+  EXPECT_NEAR(lengths / static_cast<double>(made.count), 4, 1e-4);
+  // A query is the group's sum, of length sqrt(dim), and has no bias.
+  const int64_t steps = sample.window.num_steps;
+  for (int64_t step = 0; step < steps; ++step) {
     double square = 0, dot = 0, own = 0;
     for (int d = 0; d < 16; ++d) {
-      const float key = made.keys[i * 16 + d], raw = sample.window.keys[tokens[i] * 16 + d];
-      square += key * key;
-      dot += key * raw;
-      own += raw * raw;
+      const float query = made.queries[step * width + d];
+      const float sum =
+          sample.window.queries[step * 16 + d] + sample.window.queries[(steps + step) * 16 + d];
+      square += query * query;
+      dot += query * sum;
+      own += sum * sum;
     }
     ASSERT_NEAR(square, 16, 1e-4);
     ASSERT_NEAR(dot, std::sqrt(square * own), 1e-3);
+    for (int64_t d = 16; d < width; ++d) ASSERT_EQ(made.queries[step * width + d], 0);
+  }
+}
+
+TEST(Projection, GoesToTrainingAndBackUnchanged) {
+  const HeadShape head{2, 16};
+  std::vector<float> start(17 * 64, 0.0f);
+  for (int i = 0; i < 16 * 64; ++i) start[i] = static_cast<float>(i % 7 - 3);
+  std::vector<float> rows = training::start_rows(head, start, 64);
+  const int64_t width = training::input_width(head);
+  for (int64_t b = 0; b < 64; ++b) {
+    double square = 0, dot = 0, own = 0;
+    for (int64_t d = 0; d < 16; ++d) {
+      square += rows[b * width + d] * rows[b * width + d];
+      dot += rows[b * width + d] * start[d * 64 + b];
+      own += start[d * 64 + b] * start[d * 64 + b];
+    }
+    ASSERT_NEAR(square, 1, 1e-5);
+    ASSERT_NEAR(dot, std::sqrt(own), 1e-4);
+    for (int64_t d = 16; d < width; ++d) ASSERT_EQ(rows[b * width + d], 0);
+    rows[b * width + 16] = 0.5f;
+  }
+  // On a key k the bit is the sign of k W + bias, in training of (scale k) W + 0.5 kBiasInput.
+  const std::vector<float> back = training::as_columns(head, rows, 64, 0.25f);
+  ASSERT_EQ(back.size(), 17u * 64);
+  for (int64_t b = 0; b < 64; ++b) {
+    for (int64_t d = 0; d < 16; ++d) ASSERT_EQ(back[d * 64 + b], rows[b * width + d]);
+    ASSERT_EQ(back[16 * 64 + b] * 0.25f, 0.5f * training::kBiasInput);
   }
 }
 
@@ -135,7 +184,7 @@ TEST(PreparedWindow, OfALongRunIsASampleOfItsCandidates) {
     EXPECT_GE(sorted[w].back(), range.end - 60);
     EXPECT_LT(sorted[w].back(), range.end);
     // Of the exact set a sample has its share.
-    const auto made = training::prepare_window(heads.head, samples[w], tokens);
+    const auto made = training::prepare_window(heads.head, samples[w], tokens, 1);
     int64_t wanted = 0, all = 0;
     for (int64_t step = 0; step < 40; ++step) {
       for (int64_t i = 0; i < made.count; ++i) wanted += made.wanted(step, i);
@@ -176,19 +225,19 @@ TEST(Runs, AreMeasuredAsWindowsOfTheirOwn) {
 }
 
 TEST(HashTrainerPlan, WindowsLieOneAfterAnother) {
-  const HashTrainerShape shape{3, 48, 128, {{141, 9}, {2000, 20}, {17, 1}}};
+  const HashTrainerShape shape{48, 128, {{141, 9}, {2000, 20}, {17, 1}}};
   const HashTrainerPlan plan = plan_hash_trainer(shape);
   EXPECT_EQ(plan.keys, (std::vector<int64_t>{0, 141 * 48, 2141 * 48}));
-  EXPECT_EQ(plan.queries, (std::vector<int64_t>{0, 9 * 3 * 48, 29 * 3 * 48}));
+  EXPECT_EQ(plan.queries, (std::vector<int64_t>{0, 9 * 48, 29 * 48}));
   EXPECT_EQ(plan.labels, (std::vector<int64_t>{0, 9 * 3, 9 * 3 + 20 * 32}));
   EXPECT_EQ(plan.head_keys, 2158 * 48);
   EXPECT_EQ(plan.head_labels, 27 + 640 + 1);
   EXPECT_EQ(plan.most_keys, kMostBatchKeys);
-  EXPECT_EQ(plan.head_codes, (1008 + 3 * 16) * 128);
+  EXPECT_EQ(plan.head_codes, (1008 + 16) * 128);
   EXPECT_EQ(plan.head_bytes,
-            4 * (2158 * 48 + 30 * 3 * 48 + 3 * 128 * 48 + 1056 * 128 + 16 * 1008) + 8 * 668);
+            4 * (2158 * 48 + 30 * 48 + 3 * 128 * 48 + 1024 * 128 + 16 * 1008) + 8 * 668);
   // Without a window of 1,008 keys the largest batch is a multiple of 16.
-  EXPECT_EQ(plan_hash_trainer({1, 16, 64, {{141, 9}, {40, 9}}}).most_keys, 128);
+  EXPECT_EQ(plan_hash_trainer({16, 64, {{141, 9}, {40, 9}}}).most_keys, 128);
 }
 
 class DeviceTrainingTest : public ::testing::Test {
@@ -314,7 +363,7 @@ TEST_F(DeviceTrainingTest, HeadsThatDoNotFitTogetherTakeTurns) {
   MeasureOptions options;
   options.training = training_of(64, 30);
   // Two of five at once, so the last turn has one.
-  HashTrainerShape of_head{1, 32, 64, {}};
+  HashTrainerShape of_head{32 + training::kBiasInputs, 64, {}};
   for (int64_t run = 0; run < 2; ++run) {
     const int64_t context = traces[0].head(0, 0, run).context_of(0);
     of_head.windows.push_back({candidates(options.policy, context).size(), 20});

@@ -39,7 +39,7 @@ Profile full_profile() {
   };
   fill(profile.heads.importance, 8);
   fill(profile.heads.difficulty, 4);
-  fill(profile.heads.hash_weights, 4 * 16 * 64);
+  fill(profile.heads.hash_weights, 4 * 17 * 64);
   profile.code_bits = 64;
   for (const ProfileField& field : statistics_fields(profile.statistics, small_shape())) {
     int64_t count = 1;
@@ -86,7 +86,7 @@ TEST_F(ProfileFile, ReadsBackWhatWasWritten) {
   EXPECT_EQ(loaded->heads.hash_weights, profile.heads.hash_weights);
   EXPECT_EQ(loaded->code_bits, 64);
   EXPECT_EQ(loaded->facts.at("texts"), "a \"quoted\" name");
-  EXPECT_EQ(loaded->facts.at("format"), "clo-profile-2");
+  EXPECT_EQ(loaded->facts.at("format"), "clo-profile-3");
   const auto written = statistics_fields(profile.statistics, small_shape());
   const auto read = statistics_fields(loaded->statistics, small_shape());
   for (size_t i = 0; i < written.size(); ++i) {
@@ -119,8 +119,33 @@ TEST_F(ProfileFile, NamesOtherBitsOtherModelsAndOtherVersions) {
   ASSERT_TRUE(first) << first.error().to_string();
   EXPECT_EQ(first->heads.importance, importance);
   EXPECT_FALSE(first->statistics.measured());
-  write(safetensors_bytes({&tensor, 1}, {{"format", "clo-profile-3"}, {"model", id}}));
+  write(safetensors_bytes({&tensor, 1}, {{"format", "clo-profile-4"}, {"model", id}}));
   EXPECT_FALSE(load_whole_profile(path_, small_config()));
+}
+
+// Older files know no bias of keys.
+TEST_F(ProfileFile, OlderHashWeightsHaveABiasOfZero) {
+  std::vector<float> weights(4 * 16 * 64);
+  for (size_t i = 0; i < weights.size(); ++i) weights[i] = static_cast<float>(i % 31 + 1);
+  const NewTensor tensor = {"hash_weights", {2, 2, 16, 64}, weights, DType::kBF16};
+  const std::string id = model_fingerprint(small_config());
+  for (const char* format : {"clo-profile-1", "clo-profile-2"}) {
+    write(safetensors_bytes({&tensor, 1}, {{"format", format}, {"model", id}, {"context", "64"}}));
+    const auto loaded = load_profile(path_, small_config(), 64);
+    ASSERT_TRUE(loaded) << loaded.error().to_string();
+    ASSERT_EQ(loaded->hash_weights.size(), 4u * 17 * 64);
+    for (size_t h = 0; h < 4; ++h) {
+      for (size_t i = 0; i < 17 * 64; ++i) {
+        ASSERT_EQ(loaded->hash_weights[h * 17 * 64 + i],
+                  i < 16 * 64 ? weights[h * 16 * 64 + i] : 0.0f);
+      }
+    }
+  }
+  // A newer file of that shape, or an older one of the newer, is not what it says.
+  write(safetensors_bytes({&tensor, 1}, {{"format", "clo-profile-3"}, {"model", id}}));
+  const auto short_of = load_profile(path_, small_config(), 64);
+  ASSERT_FALSE(short_of);
+  EXPECT_NE(short_of.error().message.find("17"), std::string::npos) << short_of.error().message;
 }
 
 TEST_F(ProfileFile, KnowsTheLongestContextOfItsHashWeights) {

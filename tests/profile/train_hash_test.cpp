@@ -51,8 +51,10 @@ TEST(Projection, WrittenAsWeightsGivesTheSameCodes) {
         std::vector<float> x(dim), scratch(kMaxHeadDim);
         for (float& value : x) value = static_cast<float>(digit(random));
         std::vector<uint64_t> a(bits / 64), b(bits / 64);
-        encode_row(simd_table(), transform, x.data(), a.data(), scratch.data());
-        encode_row(simd_table(), product, x.data(), b.data(), scratch.data());
+        encode_row(simd_table(), transform, x.data(), true, a.data(), scratch.data());
+        encode_row(simd_table(), product, x.data(), true, b.data(), scratch.data());
+        ASSERT_EQ(a, b) << dim << " " << bits;
+        encode_row(simd_table(), product, x.data(), false, b.data(), scratch.data());
         ASSERT_EQ(a, b) << dim << " " << bits;
       }
     }
@@ -131,7 +133,7 @@ TEST(Training, ThePublishedRecipeRunsAndIsDeterministic) {
   training.recipe = HashRecipe::kPublished;
   training.bits = 64;
   const std::vector<float> weights = train_hash(seen.shape, {&train, 1}, seen.policy, {}, training);
-  EXPECT_EQ(weights.size(), 64u * 64);
+  EXPECT_EQ(weights.size(), 65u * 64);
   for (const float w : weights) ASSERT_TRUE(std::isfinite(w));
   EXPECT_EQ(weights, train_hash(seen.shape, {&train, 1}, seen.policy, {}, training));
 }
@@ -139,7 +141,7 @@ TEST(Training, ThePublishedRecipeRunsAndIsDeterministic) {
 TEST(Recall, IsOneForTheExactOrderAndWhatIsFoundOtherwise) {
   // One bit of 64 tells the tokens of the set from the others.
   const int64_t tokens = 300;
-  std::vector<float> keys(tokens * 64, 0.0f), query(64, 0.0f), weights(64 * 64, 0.0f);
+  std::vector<float> keys(tokens * 64, 0.0f), query(64, 0.0f), weights(65 * 64, 0.0f);
   for (int64_t t = 0; t < tokens; ++t) keys[t * 64] = t >= 100 && t < 130 ? 1.0f : -1.0f;
   query[0] = 1;
   weights[0] = 1;

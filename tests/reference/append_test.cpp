@@ -9,10 +9,10 @@
 namespace clo {
 namespace {
 
-std::vector<uint64_t> code_of(const HashParams& hash, const float* x) {
+std::vector<uint64_t> code_of(const HashParams& hash, const float* x, bool is_key = false) {
   std::vector<uint64_t> code(static_cast<size_t>(hash.bits / 64), ~uint64_t{0});
   std::vector<float> scratch(static_cast<size_t>(2 * hash.width));
-  encode_row(simd_table(), hash, x, code.data(), scratch.data());
+  encode_row(simd_table(), hash, x, is_key, code.data(), scratch.data());
   return code;
 }
 bool bit_of(const std::vector<uint64_t>& code, int j) { return (code[j / 64] >> (j % 64)) & 1u; }
@@ -76,22 +76,25 @@ TEST(EncodeRow, TrainedWeightsTakeTheSignsPlace) {
   Random random(2);
   for (const int32_t dim : {16, 48, 128}) {
     for (const int32_t bits : {64, 128, 256}) {
-      const std::vector<float> weights = random.normals(int64_t{dim} * bits);
+      const std::vector<float> weights = random.normals(hash_weight_count(dim, bits));
       HashParams hash;
       hash.weights = weights.data();
       hash.head_dim = dim;
       hash.width = hash_width(dim);
       hash.bits = bits;
       const std::vector<float> x = random.normals(dim);
-      const std::vector<uint64_t> code = code_of(hash, x.data());
-      for (int j = 0; j < bits; ++j) {
-        // The same order of f32 operations, so that every backend computes the same bit.
-        float sum = 0;
-        for (int d = 0; d < dim; ++d) {
-          const float product = x[d] * weights[d * bits + j];
-          sum += product;
+      for (const bool is_key : {false, true}) {
+        const std::vector<uint64_t> code = code_of(hash, x.data(), is_key);
+        for (int j = 0; j < bits; ++j) {
+          // The same order of f32 operations, so that every backend computes the same bit. A key's
+          // begin with the bias.
+          float sum = is_key ? weights[dim * bits + j] : 0;
+          for (int d = 0; d < dim; ++d) {
+            const float product = x[d] * weights[d * bits + j];
+            sum += product;
+          }
+          ASSERT_EQ(bit_of(code, j), sum > 0) << dim << " " << bits << " bit " << j;
         }
-        ASSERT_EQ(bit_of(code, j), sum > 0) << dim << " " << bits << " bit " << j;
       }
     }
   }
@@ -108,8 +111,8 @@ TEST(EncodeRow, IsTheSameOnEveryTable) {
     const std::vector<float> x = random.normals(128);
     uint64_t plain[8], wide[8];
     float scratch[256];
-    encode_row(simd_baseline(), hash, x.data(), plain, scratch);
-    encode_row(simd_avx2(), hash, x.data(), wide, scratch);
+    encode_row(simd_baseline(), hash, x.data(), true, plain, scratch);
+    encode_row(simd_avx2(), hash, x.data(), true, wide, scratch);
     ASSERT_TRUE(std::equal(plain, plain + 8, wide));
   }
 #endif
@@ -121,6 +124,92 @@ TEST(EncodeRow, ANaNGivesNoBits) {
   std::vector<float> x(64, 1.0f);
   x[7] = NAN;
   EXPECT_EQ(code_of(signs.params(0, 0), x.data()), (std::vector<uint64_t>{0, 0}));
+}
+
+int weight_of(const GradedQuery& query, int words, int j) {
+  int weight = 0;
+  for (int p = 0; p < kWeightPlanes; ++p) {
+    weight += static_cast<int>(query.planes[p * words + j / 64] >> (j % 64) & 1u) << p;
+  }
+  return weight;
+}
+
+TEST(GradeQuery, WeighsBitsByTheProjectionOfTheSum) {
+  Random random(5);
+  for (const int32_t group : {1, 3, 8}) {
+    for (const int32_t bits : {64, 128, 256, 320, 512}) {
+      const KvShape shape{1, group, 1, 48, DType::kF32, bits};
+      const HashSigns signs(shape, kHashSeed);
+      const HashParams hash = signs.params(0, 0);
+      const std::vector<float> queries = random.normals(int64_t{group} * 48);
+      std::vector<float> sum(48, 0.0f);
+      for (int g = 0; g < group; ++g) {
+        for (int d = 0; d < 48; ++d) sum[d] += queries[g * 48 + d];
+      }
+      const std::vector<double> projected = naive_projections(hash, sum.data());
+      double largest = 0;
+      for (const double v : projected) largest = std::max(largest, std::abs(v));
+      const GradedQuery query = grade_query(simd_table(), hash, queries.data(), group);
+      EXPECT_EQ(query.most, bits <= 256 ? 7 : bits == 320 ? 6 : 4);
+      int of_most = 0;
+      for (int j = 0; j < bits; ++j) {
+        const int weight = weight_of(query, bits / 64, j);
+        const double exact = std::abs(projected[j]) * (query.most + 1) / largest;
+        if (std::abs(exact - std::floor(exact) - 0.5) > 1e-4) {
+          ASSERT_EQ(weight, std::min(query.most, static_cast<int>(exact + 0.5)))
+              << bits << " " << j;
+        }
+        if (weight > 0) {
+          ASSERT_EQ((query.signs[j / 64] >> (j % 64) & 1u) != 0, projected[j] > 0);
+        }
+        of_most += weight == query.most;
+      }
+      EXPECT_GE(of_most, 1);
+    }
+  }
+}
+
+TEST(GradeQuery, NumbersThatAreNotFiniteWeighNothing) {
+  std::vector<float> values(64, 1.0f);
+  values[3] = NAN;
+  const GradedQuery with_nan = grade_projection(values);
+  EXPECT_EQ(weight_of(with_nan, 1, 3), 0);
+  EXPECT_EQ(weight_of(with_nan, 1, 4), 7);
+  values[3] = -INFINITY;
+  const GradedQuery infinite = grade_projection(values);
+  for (int j = 0; j < 64; ++j) EXPECT_EQ(weight_of(infinite, 1, j), 0) << j;
+  const GradedQuery zero = grade_projection(std::vector<float>(64, 0.0f));
+  for (int j = 0; j < 64; ++j) EXPECT_EQ(weight_of(zero, 1, j), 0) << j;
+}
+
+TEST(GradedDistances, AreTheSumsOfTheWeightsOfBitsThatDiffer) {
+  Random random(6);
+  std::vector<const SimdTable*> tables = {&simd_baseline(), &simd_table()};
+  for (const int words : {1, 2, 3, 4, 8}) {
+    GradedQuery query;
+    query.most = most_bit_weight(64 * words);
+    const auto word = [&] { return static_cast<uint64_t>(random.below(INT64_MAX)) * 2; };
+    for (int w = 0; w < words; ++w) query.signs[w] = word();
+    for (int w = 0; w < 2 * words; ++w) query.planes[w] = word();  // weights up to 3
+    std::vector<uint64_t> codes(static_cast<size_t>(words) * 37);
+    for (uint64_t& code : codes) code = word();
+    for (const SimdTable* table : tables) {
+      std::vector<uint16_t> distances(37);
+      std::vector<uint32_t> histogram(static_cast<size_t>(64 * words * query.most + 1), 0);
+      table->graded(codes.data(), words, 37, query.signs, query.planes, distances.data(),
+                    histogram.data());
+      for (int64_t t = 0; t < 37; ++t) {
+        int distance = 0;
+        for (int j = 0; j < 64 * words; ++j) {
+          const bool differs =
+              ((codes[t * words + j / 64] ^ query.signs[j / 64]) >> (j % 64) & 1u) != 0;
+          distance += differs ? weight_of(query, words, j) : 0;
+        }
+        ASSERT_EQ(distances[t], distance) << words << " " << t;
+        ASSERT_GT(histogram[static_cast<size_t>(distance)], 0u);
+      }
+    }
+  }
 }
 
 // Keys that are close share more bits than keys that are far.

@@ -53,7 +53,7 @@ std::vector<int32_t> run_select(int threads, Scene& scene, const SelectTask& tas
   return tokens;
 }
 
-RC_GTEST_PROP(Select, HashTakesTheNearestCodesLowerTokensFirst, ()) {
+RC_GTEST_PROP(Select, HashesTakeTheNearestCodesLowerTokensFirst, ()) {
   const KvShape shape = arbitrary_shape();
   const int64_t context = arbitrary_length(700);
   Scene scene(shape, arbitrary_heads(shape, context), *rc::gen::arbitrary<uint64_t>());
@@ -70,7 +70,8 @@ RC_GTEST_PROP(Select, HashTakesTheNearestCodesLowerTokensFirst, ()) {
   for (int g = 0; g < shape.group_size(); ++g) {
     std::vector<uint64_t> code(static_cast<size_t>(words));
     std::vector<float> scratch(static_cast<size_t>(2 * hash.width));
-    encode_row(simd_table(), hash, query.data() + g * shape.head_dim, code.data(), scratch.data());
+    encode_row(simd_table(), hash, query.data() + g * shape.head_dim, false, code.data(),
+               scratch.data());
     query_codes.push_back(code);
   }
   kinds.push_back(query_codes[0]);
@@ -80,12 +81,23 @@ RC_GTEST_PROP(Select, HashTakesTheNearestCodesLowerTokensFirst, ()) {
     for (uint64_t& word : code) word = static_cast<uint64_t>(random.below(INT64_MAX)) * 2;
     kinds.push_back(code);
   }
+  const bool is_graded = *rc::gen::arbitrary<bool>();
+  const GradedQuery graded = grade_query(simd_table(), hash, query.data(), shape.group_size());
   std::vector<int> distance(static_cast<size_t>(context), 0);
   for (int64_t t = 0; t < context; ++t) {
     const auto& code = kinds[static_cast<size_t>(random.below(num_kinds))];
     std::copy(code.begin(), code.end(),
               scene.device_codes[static_cast<size_t>(t / kPageTokens)] +
                   (head * kPageTokens + t % kPageTokens) * words);
+    if (is_graded) {
+      for (int w = 0; w < words; ++w) {
+        for (int p = 0; p < kWeightPlanes; ++p) {
+          const uint64_t differs = (code[w] ^ graded.signs[w]) & graded.planes[p * words + w];
+          distance[t] += __builtin_popcountll(differs) << p;
+        }
+      }
+      continue;
+    }
     for (const auto& of_query : query_codes) {
       for (int w = 0; w < words; ++w) distance[t] += __builtin_popcountll(code[w] ^ of_query[w]);
     }
@@ -98,7 +110,7 @@ RC_GTEST_PROP(Select, HashTakesTheNearestCodesLowerTokensFirst, ()) {
   SelectTask task;
   task.head = scene.task(head, query.data(), nullptr, context);
   task.hash = &hash;
-  task.kind = SelectKind::kHash;
+  task.kind = is_graded ? SelectKind::kGradedHash : SelectKind::kHash;
   task.first_candidate = range.first;
   task.end_candidate = range.end;
   task.num_select = range.count;
@@ -249,7 +261,8 @@ TEST(Select, ManyTasksAtOnceAreEachTheirOwn) {
     task.hash = &hashes[static_cast<size_t>(i % 3)];
     task.kind = i % 4 == 0   ? SelectKind::kExact
                 : i % 4 == 1 ? SelectKind::kRandom
-                             : SelectKind::kHash;
+                : i % 4 == 2 ? SelectKind::kHash
+                             : SelectKind::kGradedHash;
     task.random_seed = static_cast<uint64_t>(i);
     task.first_candidate = i;
     task.end_candidate = 600 - 3 * i;
@@ -270,7 +283,7 @@ TEST(Select, ANaNQueryStillChoosesTheNumberAskedFor) {
   const HashSigns signs(shape, kHashSeed);
   const HashParams hash = signs.params(0, 0);
   const std::vector<float> query(16, NAN);
-  for (const SelectKind kind : {SelectKind::kExact, SelectKind::kHash}) {
+  for (const SelectKind kind : {SelectKind::kExact, SelectKind::kHash, SelectKind::kGradedHash}) {
     SelectTask task;
     task.head = scene.task(0, query.data(), nullptr, 100);
     task.hash = &hash;

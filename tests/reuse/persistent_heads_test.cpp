@@ -77,9 +77,10 @@ TEST(PersistentHeads, OnlyHashSelectionInSomeLayerReadsCodes) {
   shape.code_bits = 128;
   PolicyOptions policy = policy_of(Persistent::kAll);
   policy.dense_layers = 0;
-  for (const Select select : {Select::kNone, Select::kHash, Select::kExact, Select::kRandom}) {
+  for (const Select select :
+       {Select::kNone, Select::kHash, Select::kGradedHash, Select::kExact, Select::kRandom}) {
     policy.select = select;
-    EXPECT_EQ(reads_codes(policy, shape), select == Select::kHash);
+    EXPECT_EQ(reads_codes(policy, shape), selects_by_code(select));
   }
   policy.select = Select::kHash;
   policy.dense_layers = shape.num_layers - 1;

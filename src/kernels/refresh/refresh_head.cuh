@@ -62,7 +62,7 @@ __device__ __forceinline__ Threshold choose(const DecodeTables& t, KeyForm& keys
     random_keys(t);
     threshold = radix_threshold();
   } else {
-    threshold = hash_threshold(t);
+    threshold = hash_threshold(t, rules.select == SelectRule::kGradedHash);
     keys = KeyForm::kDistances;
   }
   if (rules.forced_new_share >= 0 && shared.head.held != nullptr &&

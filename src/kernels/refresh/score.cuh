@@ -1,12 +1,16 @@
 #pragma once
-// Hash selection's keys: Hamming distance between the codes of the group's queries and of every
-// candidate, summed over the group, and its histogram. The codes cross memory once.
+// Hash selection's keys: distances between what the group's queries ask and the code of every
+// candidate, and their histogram. The codes cross memory once.
 //
-// The group's queries are asked at once. Of n queries let c have bit i of their code set: a key
-// with that bit adds n - c to its distance, one without adds c. So bit i adds min(c, n - c),
-// whatever the key, and |n - 2 c| more when the key's bit is not that of the majority. The distance
-// is a constant plus a weighted count of disagreements with the majority's code, and weights are at
-// most 8: a few planes of bits. Equal to the sum of the distances, bit for bit.
+// The group asks at once, with a code and a weight for each of its bits; a key's distance is a
+// constant plus the weights of the bits in which it differs. Weights are at most 7: three planes
+// of bits.
+// - Graded (SelectRule::kGradedHash): code and weights are sign and size of the projection of the
+//   queries' sum (ops/graded_query.h).
+// - Hamming distances of the queries' codes, summed over the group (kHash): of n queries let c have
+//   bit i of their code set. A key with that bit adds n - c to its distance, one without adds c. So
+//   bit i adds min(c, n - c), whatever the key, and |n - 2 c| more when the key's bit is not that
+//   of the majority. Equal to the sum of the distances, bit for bit.
 #include <cstdint>
 
 #include "kernels/refresh/instructions.cuh"
@@ -23,7 +27,7 @@ __device__ __forceinline__ void encode_query(const HashParams& hash, const float
   float x[kElements];
 #pragma unroll
   for (int e = 0; e < kElements; ++e) x[e] = __ldcg(query + e * 32 + lane);
-  const uint32_t word = encode_warp(hash, x, lane);
+  const uint32_t word = encode_warp(hash, x, false, lane);
   if (lane < hash.bits / 32) code[lane] = word;
 }
 
@@ -45,6 +49,21 @@ __device__ __noinline__ void encode_queries(const DecodeTables& t) {
   __syncthreads();
 }
 
+// Bits [32 w, 32 w + 32) of the group's code and weights, by a warp whose lanes have one each.
+__device__ __forceinline__ void note_word(int word, bool sign, int weight, int lane) {
+  const uint32_t code = __ballot_sync(0xFFFFFFFFu, sign);
+  uint32_t plane[kWeightPlanes];
+#pragma unroll
+  for (int p = 0; p < kWeightPlanes; ++p) {
+    plane[p] = __ballot_sync(0xFFFFFFFFu, (weight >> p & 1) != 0);
+  }
+  if (lane == 0) {
+    shared.majority[word] = code;
+#pragma unroll
+    for (int p = 0; p < kWeightPlanes; ++p) shared.planes[p][word] = plane[p];
+  }
+}
+
 // The group's codes as one: the majority's code, and the weights of its bits in planes, divided by
 // two for an even group (they all are even then). Every block makes its own.
 // Requires: the queries' codes; at most kRefreshThreads bits.
@@ -62,18 +81,57 @@ __device__ __forceinline__ void combine_queries(const DecodeTables& t) {
     for (int offset = 16; offset > 0; offset /= 2) {
       base += __shfl_xor_sync(0xFFFFFFFFu, base, offset);
     }
-    const uint32_t code = __ballot_sync(0xFFFFFFFFu, majority);
-    uint32_t plane[kMaxPlanes];
+    note_word(bit / 32, majority, weight, lane);
+    if (lane == 0) shared.base_of_word[bit / 32] = base;
+  }
+  __syncthreads();
+}
+
+template <int kElements>
+__device__ __forceinline__ void project_queries(const HashParams& hash, const float* queries,
+                                                int group) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  float x[kElements];
 #pragma unroll
-    for (int p = 0; p < kMaxPlanes; ++p) {
-      plane[p] = __ballot_sync(0xFFFFFFFFu, (weight >> p & 1) != 0);
+  for (int e = 0; e < kElements; ++e) {
+    x[e] = __ldcg(queries + e * 32 + lane);
+    for (int g = 1; g < group; ++g) x[e] += __ldcg(queries + g * kElements * 32 + e * 32 + lane);
+  }
+  project_warp(hash, x, false, lane,
+               [&](int word, float value) { shared.projection[word * 32 + lane] = value; });
+}
+
+// What the queries ask together, as grade_query() on the CPU. Every block makes its own.
+__device__ __noinline__ void grade_queries(const DecodeTables& t) {
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
+  const int bits = t.shape.code_bits;
+  if (warp == 0) {
+    const HashParams& hash =
+        t.hashes[static_cast<int64_t>(shared.work.layer) * t.shape.num_kv_heads +
+                 shared.work.kv_head];
+    if (t.shape.head_dim == 128) {
+      project_queries<4>(hash, shared.work.query, group_size(t.shape));
+    } else {
+      project_queries<2>(hash, shared.work.query, group_size(t.shape));
     }
-    if (lane == 0) {
-      shared.majority[bit / 32] = code;
-#pragma unroll
-      for (int p = 0; p < kMaxPlanes; ++p) shared.planes[p][bit / 32] = plane[p];
-      shared.base_of_word[bit / 32] = base;
-    }
+  }
+  __syncthreads();
+  // Sizes are in the order of their bits. What is not a number counts as 0.
+  uint32_t largest = 0;
+  for (int bit = thread; bit < bits; bit += kRefreshThreads) {
+    const float size = fabsf(shared.projection[bit]);
+    if (size >= 0) largest = max(largest, __float_as_uint(size));
+  }
+  largest = __reduce_max_sync(0xFFFFFFFFu, largest);
+  if (lane == 0) shared.warp_sums[warp] = largest;
+  __syncthreads();
+  for (int w = 0; w < kRefreshWarps; ++w) largest = max(largest, shared.warp_sums[w]);
+  const int most = most_bit_weight(bits);
+  const float steps = weight_steps(most, __uint_as_float(largest));
+  for (int bit = thread; bit < bits; bit += kRefreshThreads) {  // whole warps
+    const float value = shared.projection[bit];
+    note_word(bit / 32, value > 0, bit_weight(fabsf(value), steps, most), lane);
+    if (lane == 0) shared.base_of_word[bit / 32] = 0;
   }
   __syncthreads();
 }
@@ -136,7 +194,7 @@ __device__ __forceinline__ void load_pages(const DecodeTables& t, int32_t first_
 // in which a thread sees only its own places, so no barrier is needed; what is under way covers the
 // latency of device memory.
 template <int kWords, int kPlanes>
-__device__ __noinline__ void score_words(const DecodeTables& t) {
+__device__ __noinline__ void score_words(const DecodeTables& t, int doubled) {
   constexpr int kHalves = 2 * kWords;  // words of 32 bits
   constexpr int kPieceBytes = kWords == 1 ? 8 : 16;
   constexpr int kPieces = kWords * 8 / kPieceBytes;
@@ -159,7 +217,6 @@ __device__ __noinline__ void score_words(const DecodeTables& t) {
     for (int p = 0; p < kPlanes; ++p) weights[p][w] = shared.planes[p][w];
     base += static_cast<uint32_t>(shared.base_of_word[w]);
   }
-  const int doubled = group_size(t.shape) % 2 == 0 ? 1 : 0;
   const uint32_t nap_ns = shared.work.score_nap_ns;
 
   const int32_t last_page = shared.candidates.slice_end / kPageTokens;
@@ -218,21 +275,26 @@ __device__ __noinline__ void score_words(const DecodeTables& t) {
 }
 
 template <int kWords>
-__device__ __forceinline__ void score_group(const DecodeTables& t) {
+__device__ __forceinline__ void score_group(const DecodeTables& t, bool graded) {
+  if (graded) {
+    score_words<kWords, kWeightPlanes>(t, 0);
+    return;
+  }
   combine_queries(t);
   // The largest weight: of an odd group its size, of an even one half of it.
-  const int group = group_size(t.shape), largest = group % 2 == 0 ? group / 2 : group;
+  const int group = group_size(t.shape), doubled = group % 2 == 0 ? 1 : 0;
+  const int largest = group >> doubled;
   if (largest == 1) {
-    score_words<kWords, 1>(t);
+    score_words<kWords, 1>(t, doubled);
   } else if (largest <= 3) {
-    score_words<kWords, 2>(t);
+    score_words<kWords, 2>(t, doubled);
   } else {
-    score_words<kWords, 3>(t);
+    score_words<kWords, 3>(t, doubled);
   }
 }
 
 // Codes of any other width.
-__device__ __noinline__ void score_any(const DecodeTables& t) {
+__device__ __noinline__ void score_any(const DecodeTables& t, bool graded) {
   const int words = t.shape.code_bits / 64, group = group_size(t.shape);
   const DistanceNotes notes;
   for (int32_t token = shared.candidates.slice_begin + static_cast<int32_t>(threadIdx.x);
@@ -244,6 +306,16 @@ __device__ __noinline__ void score_any(const DecodeTables& t) {
     int distance = 0;
     for (int w = 0; w < words; ++w) {
       const uint64_t word = __ldcg(reinterpret_cast<const unsigned long long*>(code + w));
+      if (graded) {
+        for (int half = 0; half < 2; ++half) {
+          const int at = 2 * w + half;
+          const uint32_t differs = static_cast<uint32_t>(word >> (32 * half)) ^ shared.majority[at];
+          for (int p = 0; p < kWeightPlanes; ++p) {
+            distance += __popc(differs & shared.planes[p][at]) << p;
+          }
+        }
+        continue;
+      }
       for (int g = 0; g < group; ++g) {
         distance += __popcll(word ^ shared.query_codes[g * words + w]);
       }
@@ -252,22 +324,27 @@ __device__ __noinline__ void score_any(const DecodeTables& t) {
   }
 }
 
-__device__ __forceinline__ Threshold hash_threshold(const DecodeTables& t) {
-  const int num_bins = group_size(t.shape) * t.shape.code_bits + 1;
+__device__ __forceinline__ Threshold hash_threshold(const DecodeTables& t, bool graded) {
+  const int bits = t.shape.code_bits;
+  const int num_bins = (graded ? most_bit_weight(bits) : group_size(t.shape)) * bits + 1;
   clear_histogram(num_bins);
-  encode_queries(t);
-  switch (t.shape.code_bits) {
+  if (graded) {
+    grade_queries(t);
+  } else {
+    encode_queries(t);
+  }
+  switch (bits) {
     case 64:
-      score_group<1>(t);
+      score_group<1>(t, graded);
       break;
     case 128:
-      score_group<2>(t);
+      score_group<2>(t, graded);
       break;
     case 256:
-      score_group<4>(t);
+      score_group<4>(t, graded);
       break;
     default:
-      score_any(t);
+      score_any(t, graded);
   }
   find_threshold(num_bins, static_cast<uint32_t>(shared.candidates.num_select));
   return {shared.threshold_bin, ties_here()};

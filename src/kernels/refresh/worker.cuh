@@ -13,6 +13,7 @@
 #include "kernels/refresh/cluster.cuh"
 #include "kernels/refresh/refresh.h"
 #include "kernels/rules.cuh"
+#include "ops/graded_query.h"
 
 namespace clo::kernels {
 
@@ -22,8 +23,7 @@ inline constexpr int kRingBytes = 32 * 1024;  // codes under way: latency x what
 inline constexpr int kMaxBins = 2049;         // distances of 8 queries x 256 bits; 2^11 for keys
 inline constexpr int kMaxCodeWords = 32;      // 64-bit words of a group's query codes
 inline constexpr int kPagesAtOnce = 256;      // page pointers held in shared memory
-inline constexpr int kMaxPlanes = 3;          // of bit weights up to 7
-inline constexpr int kMaxScoreWords = 8;      // 32-bit words of a code that is scored in planes
+inline constexpr int kMaxScoreWords = kMaxCodeBits / 32;  // 32-bit words of a code
 inline constexpr int kMaxGroupFloats = kMaxGroup * 128;
 
 // One head to refresh.
@@ -93,13 +93,14 @@ struct RefreshShared {
     uint4 ring[kRingBytes / 16];       // scoring: codes of tokens
     uint32_t bin_sums[kMaxBins];       // after it: the cluster's histogram
     float query[kMaxGroupFloats];      // before it, and for exact scores
+    float projection[kMaxCodeBits];    // before it, of the group's queries
     RowMove moves[kRefreshWarps][32];  // fetching: rows that a warp copies next
   };
   uint32_t histogram[kMaxBins];                     // of this block; others read it
   alignas(8) uint64_t rows_arrived[kRefreshWarps];  // barriers of bulk copies
   alignas(16) uint64_t query_codes[kMaxCodeWords];  // [group_size][code words]
-  uint32_t majority[kMaxScoreWords];                // the group's codes as one; see score.cuh
-  uint32_t planes[kMaxPlanes][kMaxScoreWords];
+  uint32_t majority[kMaxScoreWords];                // the group's queries as one; see score.cuh
+  uint32_t planes[kWeightPlanes][kMaxScoreWords];
   int32_t base_of_word[kMaxScoreWords];
   const uint64_t* page_codes[kPagesAtOnce];
   SoftmaxSum softmax[kRefreshWarps][kMaxGroup];  // others read it

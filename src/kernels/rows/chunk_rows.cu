@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(32 * kWarps, 4)
       reinterpret_cast<uint4*>(p.layer_rows) + (kv_head * p.layer_capacity + token) * (2 * kPieces);
   if (mine) out[lane] = staged[lane];
   if (p.hashes == nullptr || p.code_blocks == nullptr) return;
-  const uint32_t word = encode_warp(p.hashes[kv_head], x, lane);
+  const uint32_t word = encode_warp(p.hashes[kv_head], x, true, lane);
   const int64_t words = p.shape.code_bits / 32;
   if (lane >= words) return;
   auto* block = reinterpret_cast<uint32_t*>(p.code_blocks[token / kPageTokens]);

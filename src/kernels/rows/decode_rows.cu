@@ -211,8 +211,8 @@ class HeadStep {
 
     const bool host_code = host_index >= 0 && t_.host_codes != nullptr;
     if (t_.hashes == nullptr || (!host_code && slot_.code_blocks == nullptr)) return;
-    const uint32_t word =
-        encode_warp(t_.hashes[static_cast<int64_t>(p_.layer) * kv_heads_ + kv_head_], x, lane_);
+    const uint32_t word = encode_warp(
+        t_.hashes[static_cast<int64_t>(p_.layer) * kv_heads_ + kv_head_], x, true, lane_);
     const int64_t words = t_.shape.code_bits / 32;
     if (lane_ >= words) return;
     if (host_code) reinterpret_cast<uint32_t*>(t_.host_codes)[host_index * words + lane_] = word;

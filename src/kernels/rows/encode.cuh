@@ -1,6 +1,7 @@
 #pragma once
-// A key or query becomes its code, by one warp: bit for bit reference/encode_row, which says what a
-// code is. Device code only; nothing is read or written but the projection's own constants.
+// A key or query is projected, and becomes its code, by one warp: bit for bit reference/encode_row,
+// which says what a code is. Device code only; nothing is read or written but the projection's own
+// constants.
 //
 // Elements lie strided over the warp: lane l holds x[e * 32 + l] in x[e]. So the butterflies of
 // distance 32 and more stay inside a lane, the others are one shuffle, signs are one bit of one
@@ -11,21 +12,25 @@
 
 namespace clo::kernels {
 
-// Lane l returns 32-bit word l of the code (bits [32 l, 32 l + 32)), lanes past the code 0. All 32
-// lanes call it. Requires: hash.head_dim == hash.width == 32 * kElements, a multiple of 64 bits up
-// to 1024.
-template <int kElements>
-__device__ __forceinline__ uint32_t encode_warp(const HashParams& hash, const float (&x)[kElements],
-                                                int lane) {
+// Calls take(word, value) for each 32-bit word of the code: lane l has projection 32 word + l, from
+// the bias on for a key. All 32 lanes call it. Requires: hash.head_dim == hash.width == 32 *
+// kElements, a multiple of 64 bits up to 1024.
+template <int kElements, typename Take>
+__device__ __forceinline__ void project_warp(const HashParams& hash, const float (&x)[kElements],
+                                             bool is_key, int lane, const Take& take) {
   constexpr unsigned kAll = 0xFFFFFFFFu;
   const int num_words = hash.bits / 32;
-  uint32_t mine = 0;
   if (hash.weights != nullptr) {
     // Sums run in order of d with a rounded product each, as on the CPU; four words at a time keep
     // enough loads in flight.
     constexpr int kWords = 4;
     for (int first = 0; first < num_words; first += kWords) {
       float sum[kWords] = {};
+      const float* bias = hash.weights + int64_t{hash.head_dim} * hash.bits + lane;
+#pragma unroll
+      for (int w = 0; w < kWords; ++w) {
+        if (is_key && first + w < num_words) sum[w] = __ldg(bias + (first + w) * int64_t{32});
+      }
 #pragma unroll
       for (int e = 0; e < kElements; ++e) {
 #pragma unroll 8
@@ -44,11 +49,10 @@ __device__ __forceinline__ uint32_t encode_warp(const HashParams& hash, const fl
       }
 #pragma unroll
       for (int w = 0; w < kWords; ++w) {
-        const uint32_t word = __ballot_sync(kAll, sum[w] > 0);
-        if (lane == first + w && lane < num_words) mine = word;
+        if (first + w < num_words) take(first + w, sum[w]);
       }
     }
-    return mine;
+    return;
   }
 
   const uint32_t* signs = hash.signs;
@@ -85,10 +89,21 @@ __device__ __forceinline__ uint32_t encode_warp(const HashParams& hash, const fl
     }
 #pragma unroll
     for (int e = 0; e < kElements; ++e) {
-      const uint32_t word = __ballot_sync(kAll, v[e] > 0);
-      if (lane == first + e && lane < num_words) mine = word;
+      if (first + e < num_words) take(first + e, v[e]);
     }
   }
+}
+
+// Lane l returns 32-bit word l of the code (bits [32 l, 32 l + 32)), lanes past the code 0.
+// Requires: as project_warp().
+template <int kElements>
+__device__ __forceinline__ uint32_t encode_warp(const HashParams& hash, const float (&x)[kElements],
+                                                bool is_key, int lane) {
+  uint32_t mine = 0;
+  project_warp(hash, x, is_key, lane, [&](int word, float value) {
+    const uint32_t bits = __ballot_sync(0xFFFFFFFFu, value > 0);
+    if (lane == word) mine = bits;
+  });
   return mine;
 }
 

@@ -19,14 +19,13 @@ __device__ __forceinline__ void write4(float* p, float a, float b, float c, floa
   *reinterpret_cast<float4*>(p) = make_float4(a, b, c, d);
 }
 
-// Key or query of a column of the batch. [head_dim]
+// Key or query of a column of the batch. [width]
 __device__ __forceinline__ const float* input_row(const HashTrainStep& p, int head, int column) {
   if (column < p.num_keys) {
-    return p.keys + head * p.head_keys + static_cast<int64_t>(column) * p.head_dim;
+    return p.keys + head * p.head_keys + static_cast<int64_t>(column) * p.width;
   }
-  const int group = (column - p.num_keys) / kBatchQueries;
-  const int step = p.steps[(column - p.num_keys) % kBatchQueries];
-  return p.queries + head * p.head_queries + (group * p.num_steps + step) * p.head_dim;
+  const int64_t step = p.steps[column - p.num_keys];
+  return p.queries + head * p.head_queries + step * p.width;
 }
 __device__ __forceinline__ float* codes_of(const HashTrainStep& p, int head) {
   return p.codes + head * p.num_columns() * p.bits;
@@ -45,16 +44,16 @@ __global__ void __launch_bounds__(SquareTile::kThreads)
   const int column0 = static_cast<int>(blockIdx.x) * SquareTile::kRows;
   const int bit0 = static_cast<int>(blockIdx.y) * SquareTile::kColumns;
   const int columns = static_cast<int>(p.num_columns());
-  const float* weights = p.weights + (static_cast<int64_t>(head) * p.bits + bit0) * p.head_dim;
+  const float* weights = p.weights + (static_cast<int64_t>(head) * p.bits + bit0) * p.width;
   float sums[8][4];
   tile_product<SquareTile, true>(
-      shared, p.head_dim,
+      shared, p.width,
       [&](int row, int depth) {
         const int column = column0 + row;
         return column < columns ? read4(input_row(p, head, column) + depth) : float4{};
       },
       [&](int row, int depth) {
-        return read4(weights + static_cast<int64_t>(row) * p.head_dim + depth);
+        return read4(weights + static_cast<int64_t>(row) * p.width + depth);
       },
       sums);
   const int row = 8 * (static_cast<int>(threadIdx.x) / 16), bit = 4 * (threadIdx.x % 16);
@@ -63,8 +62,13 @@ __global__ void __launch_bounds__(SquareTile::kThreads)
   for (int i = 0; i < 8; ++i) {
     const int column = column0 + row + i;
     if (column >= columns) break;
-    write4(out + static_cast<int64_t>(column) * p.bits, relaxed_sign(sums[i][0]),
-           relaxed_sign(sums[i][1]), relaxed_sign(sums[i][2]), relaxed_sign(sums[i][3]));
+    float* const at = out + static_cast<int64_t>(column) * p.bits;
+    if (column < p.num_keys) {
+      write4(at, relaxed_sign(sums[i][0]), relaxed_sign(sums[i][1]), relaxed_sign(sums[i][2]),
+             relaxed_sign(sums[i][3]));
+    } else {
+      write4(at, sums[i][0], sums[i][1], sums[i][2], sums[i][3]);
+    }
   }
 }
 
@@ -86,14 +90,8 @@ __global__ void __launch_bounds__(TallTile::kThreads)
         return key < p.num_keys ? read4(codes + static_cast<int64_t>(key) * p.bits + depth)
                                 : float4{};
       },
-      [&](int query, int depth) {  // votes: the group's codes added up
-        float4 sum = {};
-        for (int g = 0; g < p.group_size; ++g) {
-          const float4 code =
-              read4(queries + static_cast<int64_t>(g * kBatchQueries + query) * p.bits + depth);
-          sum = make_float4(sum.x + code.x, sum.y + code.y, sum.z + code.z, sum.w + code.w);
-        }
-        return sum;
+      [&](int query, int depth) {
+        return read4(queries + static_cast<int64_t>(query) * p.bits + depth);
       },
       sums);
   const int key = key0 + 8 * (static_cast<int>(threadIdx.x) / (kBatchQueries / 4));
@@ -157,7 +155,7 @@ __global__ void __launch_bounds__(kPullWarps* kWarp)
   }
   const float boundary = from_ordered_bits(boundary_bits);
 
-  const float unit = 1 / static_cast<float>(p.bits * p.group_size);
+  const float unit = 1 / static_cast<float>(p.bits);
   float wanted_pull = 0, other_pull = 0;
 #pragma unroll
   for (int i = 0; i < kKeysOfLane; ++i) {
@@ -197,16 +195,14 @@ __global__ void __launch_bounds__(kBackWarps* kWarp)
   const int thread = static_cast<int>(threadIdx.x), lane = thread % kWarp, warp = thread / kWarp;
   const int bit = static_cast<int>(blockIdx.x) * kWarp + lane;
   float* codes = codes_of(p, head) + bit;
-  float* query_codes = codes + static_cast<int64_t>(p.num_keys) * p.bits;
+  float* queries = codes + static_cast<int64_t>(p.num_keys) * p.bits;
   const float* scores = p.scores + static_cast<int64_t>(head) * kBatchQueries * p.num_keys;
 
   float votes[kBatchQueries], pulled[kBatchQueries];
 #pragma unroll
   for (int q = 0; q < kBatchQueries; ++q) {
-    votes[q] = pulled[q] = 0;
-    for (int g = 0; g < p.group_size; ++g) {
-      votes[q] += query_codes[static_cast<int64_t>(g * kBatchQueries + q) * p.bits];
-    }
+    votes[q] = queries[static_cast<int64_t>(q) * p.bits];
+    pulled[q] = 0;
   }
   for (int first = 0; first < p.num_keys; first += kBackKeys) {
     __syncthreads();  // all have read the last tile
@@ -249,10 +245,7 @@ __global__ void __launch_bounds__(kBackWarps* kWarp)
     float sum = 0;
 #pragma unroll
     for (int w = 0; w < kBackWarps; ++w) sum += parts[w][q][lane];
-    for (int g = 0; g < p.group_size; ++g) {
-      float* const code = query_codes + static_cast<int64_t>(g * kBatchQueries + q) * p.bits;
-      *code = sum * relaxed_slope(*code);
-    }
+    queries[static_cast<int64_t>(q) * p.bits] = sum;
   }
 }
 
@@ -273,14 +266,14 @@ __global__ void __launch_bounds__(SquareTile::kThreads)
         return read4(codes + static_cast<int64_t>(column) * p.bits + bit);
       },
       [&](int d, int column) {
-        return dim0 + d < p.head_dim ? read4(input_row(p, head, column) + dim0 + d) : float4{};
+        return dim0 + d < p.width ? read4(input_row(p, head, column) + dim0 + d) : float4{};
       },
       sums);
   const int row = 8 * (static_cast<int>(threadIdx.x) / 16), d = dim0 + 4 * (threadIdx.x % 16);
-  if (d >= p.head_dim) return;
+  if (d >= p.width) return;
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
-    const int64_t at = (static_cast<int64_t>(head) * p.bits + bit0 + row + i) * p.head_dim + d;
+    const int64_t at = (static_cast<int64_t>(head) * p.bits + bit0 + row + i) * p.width + d;
     float4 weight = read4(p.weights + at), mean = read4(p.mean + at), square = read4(p.square + at);
     adam_update(p.adam, sums[i][0], weight.x, mean.x, square.x);
     adam_update(p.adam, sums[i][1], weight.y, mean.y, square.y);
@@ -296,8 +289,8 @@ unsigned tiles(int64_t count, int64_t tile) {
   return static_cast<unsigned>(divide_up(count, tile));
 }
 void check(const HashTrainStep& p) {
-  CLO_CHECK(p.heads >= 1 && p.heads <= 65535 && p.group_size >= 1, p.heads, p.group_size);
-  CLO_CHECK(p.head_dim >= 16 && p.head_dim % 16 == 0, p.head_dim);
+  CLO_CHECK(p.heads >= 1 && p.heads <= 65535, p.heads);
+  CLO_CHECK(p.width >= 16 && p.width % 16 == 0, p.width);
   CLO_CHECK(p.bits >= 64 && p.bits % 64 == 0, p.bits);
   CLO_CHECK(p.num_keys >= 16 && p.num_keys <= kMostBatchKeys && p.num_keys % 16 == 0, p.num_keys);
 }
@@ -331,7 +324,7 @@ void hash_train_back(const HashTrainStep& p, cudaStream_t stream) {
 
 void hash_train_update(const HashTrainStep& p, cudaStream_t stream) {
   check(p);
-  const dim3 grid(tiles(p.bits, SquareTile::kRows), tiles(p.head_dim, SquareTile::kColumns),
+  const dim3 grid(tiles(p.bits, SquareTile::kRows), tiles(p.width, SquareTile::kColumns),
                   static_cast<unsigned>(p.heads));
   launch(update_kernel, grid, dim3(SquareTile::kThreads), 0, stream, p);
 }

@@ -13,14 +13,13 @@ namespace clo::kernels {
 
 struct HashTrainStep {
   int32_t heads = 0;
-  int32_t group_size = 0;
-  int32_t head_dim = 0;  // a multiple of 16
+  int32_t width = 0;     // of a key and of a query: a multiple of 16
   int32_t bits = 0;      // a multiple of 64
   int32_t num_keys = 0;  // of the batch: a multiple of 16, 16 to kMostBatchKeys
 
   // Of the batch's window. Strides are elements from a head to the next; all 16-byte aligned.
-  const float* keys = nullptr;     // [num_keys, head_dim], the first key of the batch
-  const float* queries = nullptr;  // [group_size, num_steps, head_dim]
+  const float* keys = nullptr;     // [num_keys, width], the first key of the batch
+  const float* queries = nullptr;  // [num_steps, width]
   const uint64_t* labels =
       nullptr;  // [num_steps, label_words] bit i: key i of the window is wanted
   int64_t head_keys = 0, head_queries = 0, head_labels = 0;
@@ -28,23 +27,21 @@ struct HashTrainStep {
   int64_t first_key = 0;              // of the window: where the batch's labels begin
   int32_t steps[kBatchQueries] = {};  // of the batch, in [0, num_steps)
 
-  float* weights = nullptr;  // [heads, bits, head_dim]
-  float* mean = nullptr;     // [heads, bits, head_dim] of Adam
-  float* square = nullptr;   // [heads, bits, head_dim]
+  float* weights = nullptr;  // [heads, bits, width]
+  float* mean = nullptr;     // [heads, bits, width] of Adam
+  float* square = nullptr;   // [heads, bits, width]
   // What passes between the kernels of a step.
   float* codes = nullptr;   // [heads, num_columns, bits]: of keys, then of queries
   float* scores = nullptr;  // [heads, kBatchQueries, num_keys]
   AdamStep adam;
 
-  // Keys, then row g * kBatchQueries + q for query head g of step q.
-  CLO_HOST_DEVICE int64_t num_columns() const {
-    return int64_t{num_keys} + int64_t{group_size} * kBatchQueries;
-  }
+  // Keys, then the queries.
+  CLO_HOST_DEVICE int64_t num_columns() const { return int64_t{num_keys} + kBatchQueries; }
 };
 
-// Relaxed codes of the batch's keys and queries by `weights`.
+// Relaxed codes of the batch's keys, and projections of its queries, by `weights`.
 void hash_train_encode(const HashTrainStep& step, cudaStream_t stream);
-// scores: products of a step's codes, summed over the group, with every key's.
+// scores: products of a step's projection with every key's code.
 void hash_train_score(const HashTrainStep& step, cudaStream_t stream);
 // Replaces scores by the slope of the loss at them.
 void hash_train_pull(const HashTrainStep& step, cudaStream_t stream);

@@ -156,7 +156,7 @@ FINGERPRINT = "LlamaForCausalLM-1-8-2-1-4-0-10-default, theta 10000"
 
 def profile(tensors, **metadata):
     """A profile of tests/fuzz/profile_model.h; values of each tensor are equal."""
-    header, data = {"__metadata__": dict({"format": "clo-profile-2", "model": FINGERPRINT},
+    header, data = {"__metadata__": dict({"format": "clo-profile-3", "model": FINGERPRINT},
                                          **metadata)}, b""
     for name, dtype, shape, value in tensors:
         count = 1
@@ -176,7 +176,8 @@ def floats(**tensors):
 
 
 HEADS = floats(importance=([1, 2], 0.5), difficulty=([1, 1], 0.25))
-HASH = [("hash_weights", "BF16", [1, 1, 4, 64], -1.5)]
+HASH = [("hash_weights", "BF16", [1, 1, 5, 64], -1.5)]
+OLD_HASH = [("hash_weights", "BF16", [1, 1, 4, 64], -1.5)]
 STATISTICS = floats(
     query_cosine=([1, 2, 16, 6], 0.9), query_cosine_unrotated=([1, 2, 16, 6], 0.8),
     mass_outside=([1, 2], 0.4), entropy=([1, 2], 3.5), modes=([1, 2], 2.0), set_overlap=([1, 1], 0.7),
@@ -186,16 +187,16 @@ RECALL = floats(**{f"{figure}_{kind}": ([1, 1], 0.6) for figure in ("recall", "w
                    for kind in ("random", "trained", "products")})
 PROFILE = {
     "valid_none": profile([]),
-    "valid_first_format": profile(HEADS + HASH, format="clo-profile-1"),
+    "valid_first_format": profile(HEADS + OLD_HASH, format="clo-profile-1"),
     "valid_half": profile([("importance", "F16", [1, 2], 1.0), ("other", "I8", [3], 7)]),
     "valid_whole": profile(HEADS + HASH + STATISTICS + RECALL, texts="a b", steps="12"),
-    "bad_format": profile(HEADS, format="clo-profile-3"),
+    "bad_format": profile(HEADS, format="clo-profile-4"),
     "bad_model": profile(HEADS, model="another"),
     "bad_shape": profile(floats(importance=([2, 1], 0.5))),
     "bad_share": profile(floats(importance=([1, 2], 1.5))),
     "bad_value": profile(floats(difficulty=([1, 1], float("nan")))),
     "bad_type": profile([("importance", "I8", [1, 2], 1)]),
-    "bad_bits": profile([("hash_weights", "BF16", [1, 1, 4, 65], 1.0)]),
+    "bad_bits": profile([("hash_weights", "BF16", [1, 1, 5, 65], 1.0)]),
     "bad_missing": profile(HEADS + STATISTICS[1:]),
 }
 # The first byte says the shape: 1 + b % 3 layers, 1 + b / 3 % 3 KV heads.
