@@ -102,7 +102,8 @@ struct Request {
   // GPU with rows drawn of those left out (ops/mass_draw.h), and without the queries.
   bool measure_mass = false;
   // Prompt tokens whose rows are counted at each step, and how many of them are attended:
-  // ascending, disjoint, within the prompt. By the CPU backend alone.
+  // ascending, disjoint, within the prompt. On a GPU the mass of every head is measured then
+  // (slow).
   std::vector<TokenRange> watched_ranges;
   // Prompt tokens that no other token attends to, in prefill and decode: they keep their positions,
   // are never chosen into a set and count for nothing. Each attends to itself and to the visible
@@ -144,9 +145,7 @@ class Engine {
   bool step();
   // Not from inside a request's own callbacks: there keep_going is the way.
   void cancel(RequestId id);
-  // Whether Request::watched_ranges are served: by the CPU backend alone.
-  bool can_watch_rows() const;
-  // Whether Request::masked_ranges are: likewise.
+  // Whether Request::masked_ranges are served: by the CPU backend alone.
   bool can_mask() const;
   // False once the device has failed in a step: load a new engine.
   bool healthy() const;

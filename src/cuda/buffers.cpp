@@ -135,6 +135,8 @@ Status take_buffers(const BufferSizes& sizes, StepBuffers& b, const TakeBuffer& 
   CLO_TRY(take(b.code_blocks, rows * b.max_pages, 8));
   CLO_TRY(take(b.answers, rows * sizes.limits.max_context_tokens, 4));
   CLO_TRY(take(b.answer_of, rows, 8));
+  b.watched_words = divide_up(sizes.limits.max_context_tokens, 32);
+  CLO_TRY(take(b.watched, rows * b.watched_words, 4));
   CLO_TRY(take(b.queue, 1, sizeof(kernels::RefreshQueue)));
   // Each head has at most one job waiting.
   b.queue_capacity = std::bit_ceil(static_cast<uint32_t>(rows * heads));

@@ -71,11 +71,13 @@ struct StepBuffers {
   int32_t* pages = nullptr;          // [max_batch, max pages]
   uint64_t** code_blocks = nullptr;  // likewise
   int32_t* answers = nullptr;        // [max_batch, max context] tokens sampled, for the penalty
+  uint32_t* watched = nullptr;       // [max_batch, watched_words] bits of tokens
   int32_t** answer_of = nullptr;     // [max_batch] into it
   kernels::RefreshQueue* queue = nullptr;
   kernels::RefreshJob* jobs = nullptr;
   uint32_t queue_capacity = 0;
   int64_t max_pages = 0;
+  int64_t watched_words = 0;
   // Prefill, [chunk] rows.
   int32_t* ids = nullptr;
   float* chunk_x = nullptr;       // [rows, hidden]

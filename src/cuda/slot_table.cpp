@@ -45,7 +45,7 @@ void follow_angle(kernels::SequenceRules& rules, const SequenceKv& sequence) {
 }  // namespace
 
 kernels::MassLooks mass_looks(const SequenceKv& sequence, const ForcedReuse& forced) {
-  if (sequence.measures_mass) return kernels::MassLooks::kAll;
+  if (sequence.measures_mass || !sequence.watched.empty()) return kernels::MassLooks::kAll;
   return sequence.dial() != nullptr || forced.looks_at_mass ? kernels::MassLooks::kSome
                                                             : kernels::MassLooks::kNone;
 }
@@ -196,6 +196,15 @@ int32_t SlotTable::assign(SequenceKv& sequence, const SamplingOptions& sampling,
   CLO_CUDA(cudaMemsetAsync(buffers_.counters + slot * int64_t{shape.num_layers}, 0,
                            static_cast<size_t>(shape.num_layers) * sizeof(DeviceCounters),
                            stream_.get()));
+  std::vector<uint32_t> watched;
+  if (!sequence.watched.empty()) {
+    watched.resize(static_cast<size_t>(buffers_.watched_words));
+    for (const TokenRange& range : sequence.watched) {
+      for (int64_t t = range.first; t < range.end; ++t) watched[t / 32] |= 1u << (t % 32);
+    }
+    upload(buffers_.watched + slot * buffers_.watched_words, watched.data(),
+           buffers_.watched_words * 4);
+  }
   // All bits set: not a number.
   CLO_CUDA(cudaMemsetAsync(buffers_.entropies + slot * heads_per_slot, 0xFF,
                            static_cast<size_t>(heads_per_slot) * sizeof(kernels::HeadEntropy),
@@ -208,6 +217,7 @@ int32_t SlotTable::assign(SequenceKv& sequence, const SamplingOptions& sampling,
   entry.capacity_tokens = sequence.capacity_tokens();
   entry.pages = pages.empty() ? nullptr : device_pages;
   entry.code_blocks = codes.empty() ? nullptr : device_codes;
+  entry.watched = watched.empty() ? nullptr : buffers_.watched + slot * buffers_.watched_words;
   entry.rules = sequence_rules(sequence, forced);
   entry.sampling.temperature = sampling.temperature;
   entry.sampling.top_k = sampling.top_k;
@@ -342,6 +352,8 @@ void SlotTable::read_counters(SequenceKv& sequence) {
     add(c.oracle_rows, d.oracle_rows);
     add(c.mass_samples, d.mass_samples);
     c.mass_kept += d.mass_kept;
+    add(c.watched_rows, d.watched_rows);
+    add(c.watched_rows_attended, d.watched_rows_attended);
     // The device adds up heads, which wait side by side.
     add(c.wait_ns, d.wait_ns / static_cast<unsigned long long>(system_.shape.num_kv_heads));
     times_.wait_ns += d.wait_ns;

@@ -70,9 +70,6 @@ Status check_backend_has(const Request& request, Backend backend) {
     return Error{ErrorCode::kUnsupported,
                  std::string(what) + " on the CPU backend only; use --backend cpu", field};
   };
-  if (!request.watched_ranges.empty()) {
-    return missing("attended rows are watched", "watched_ranges");
-  }
   if (!request.masked_ranges.empty()) return missing("tokens are masked", "masked_ranges");
   return Ok{};
 }

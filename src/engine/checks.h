@@ -17,7 +17,7 @@ Status check_options(const EngineOptions& options);
 Status check_context(const EngineOptions& options, const ModelConfig& config);
 // Fails: kBadFlag when the policy names heads, layers or codes that the model does not have.
 Status check_policy(const PolicyOptions& policy, const KvShape& shape);
-// Fails: kUnsupported when the request asks for what the backend does not watch or mask.
+// Fails: kUnsupported when the request asks for what the backend does not mask.
 Status check_backend_has(const Request& request, Backend backend);
 // Fails: kBadFile when the tokenizer has ids that the model has not.
 Status check_vocabulary(const Tokenizer& tokenizer, const ModelConfig& config,

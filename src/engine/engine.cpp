@@ -64,7 +64,6 @@ bool Engine::step() {
   return any;
 }
 
-bool Engine::can_watch_rows() const { return impl_->cuda == nullptr; }
 bool Engine::can_mask() const { return impl_->cuda == nullptr; }
 bool Engine::healthy() const { return !impl_->fault.has_value(); }
 

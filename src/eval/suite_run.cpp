@@ -51,7 +51,7 @@ class ItemRun {
     if (!material.empty()) {
       CLO_ASSIGN(const auto gold, prompts_.token_ranges(request, material, item_.gold));
       gold_tokens_ = count(gold);
-      if (engine_.can_watch_rows()) request.watched_ranges = gold;
+      request.watched_ranges = gold;
       CLO_ASSIGN(request.masked_ranges,
                  prompts_.token_ranges(request, material, item_.masked, PromptMaker::Edges::kOut));
       if (request.masked_ranges.size() != item_.masked.size()) {

@@ -124,6 +124,9 @@ struct BatchSlot {
   const int32_t* pages = nullptr;  // [capacity pages] host page ids; null: no host copy
   uint64_t* const* code_blocks =
       nullptr;  // [capacity pages] codes of a page, all layers; null: none
+  // [words of 32 tokens of the capacity] bit t: token t is watched. null: none is. Every head's
+  // mass is looked at then (MassLooks::kAll).
+  const uint32_t* watched = nullptr;
   SequenceRules rules;
   SamplingRules sampling;
 };
@@ -136,6 +139,7 @@ struct DeviceCounters {
   unsigned long long oracle_rows;
   unsigned long long mass_samples;  // query heads of MassLooks::kAll, and their mass kept
   double mass_kept;
+  unsigned long long watched_rows, watched_rows_attended;  // of heads with sets
   unsigned long long wait_ns;   // layers waiting for a pending head, summed over heads
   unsigned long long fetch_ns;  // refresh clusters copying rows, summed
 };

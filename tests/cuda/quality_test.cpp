@@ -75,6 +75,35 @@ TEST_F(GpuQuality, SamplesSayWhatTheCpuMeasures) {
   }
 }
 
+TEST_F(GpuQuality, WatchedRowsAreThoseOfTheCpu) {
+  const auto cpu = load(Backend::kCpu), gpu = load(Backend::kCuda);
+  ASSERT_TRUE(cpu && gpu);
+  const auto watched = [](Engine& engine, const PolicyOptions& policy) {
+    Request request = ids_request(random_ids(kPrompt, engine.vocab_size(), 7), kNew, policy);
+    request.forced_tokens = random_ids(kNew, engine.vocab_size(), 8);
+    request.watched_ranges = {{100, 130}, {2000, 2010}, {2990, 3000}};
+    return answer_of(engine, std::move(request)).report;
+  };
+  for (const auto persistent :
+       {PolicyOptions::Persistent::kPerLayer, PolicyOptions::Persistent::kAll}) {
+    PolicyOptions policy = with_quality(0.8);
+    policy.quality.reset();
+    policy.persistent = persistent;
+    const Report a = watched(*cpu, policy), b = watched(*gpu, policy);
+    EXPECT_EQ(b.total.watched_rows, 50 * b.num_heads * b.decode_steps);
+    EXPECT_EQ(b.total.watched_rows, a.total.watched_rows);
+    EXPECT_LT(b.total.watched_rows_attended, b.total.watched_rows);
+    // Rounded activations may choose other sets here and there.
+    EXPECT_NEAR(static_cast<double>(b.total.watched_rows_attended),
+                static_cast<double>(a.total.watched_rows_attended),
+                0.02 * static_cast<double>(a.total.watched_rows_attended));
+    policy.set_tokens = 4096;
+    const Report all = watched(*gpu, policy);
+    EXPECT_EQ(all.total.watched_rows_attended, all.total.watched_rows);
+  }
+  EXPECT_EQ(watched(*gpu, *preset("dense")).total.watched_rows, 0);
+}
+
 // First sets are chosen by the policy's size, whatever a dial's sizes are rounded to.
 TEST_F(GpuQuality, AnySetSizeAndCompressedRows) {
   for (const KvType kv_type : {KvType::kAuto, KvType::kInt8, KvType::kFp8}) {

@@ -23,7 +23,12 @@ class MassTest : public GpuTest {
     double kept = 0;
     std::vector<float> attended;
     int64_t outside = 0;
+    int64_t watched_attended = 0;
   };
+  // Every third token of the last half, and what lies at both ends.
+  static bool is_watched(int64_t token, int64_t context) {
+    return token < 3 || token >= context - 2 || (token >= context / 2 && token % 3 == 1);
+  }
   static Looked cpu_look(World& world, int64_t i, const std::vector<float>& queries,
                          int64_t context, int32_t num_rows) {
     const KvShape& shape = world.shape();
@@ -46,6 +51,16 @@ class MassTest : public GpuTest {
     params.rows_read = &rows_read;
     world.cpu().attend(params);
     looked.outside = context - rows_read;
+    const HeadCacheView& head = *task.head;
+    const int64_t ring_begin = std::max<int64_t>(head.sink_tokens, context - head.ring_tokens);
+    for (int64_t t = 0; t < context; ++t) {
+      looked.watched_attended +=
+          is_watched(t, context) && (t < head.sink_tokens || t >= ring_begin);
+    }
+    for (int32_t entry = 0; entry < head.state->num_slots_used; ++entry) {
+      const int64_t token = head.slot_token[entry];
+      looked.watched_attended += token >= 0 && token < ring_begin && is_watched(token, context);
+    }
     if (looked.outside == 0) {
       looked.kept = 1;
       return looked;
@@ -109,6 +124,16 @@ TEST_F(MassTest, StepsEqualTheCpu) {
         params.samples = samples.data();
         params.rows = scene.num_slots;
         params.every_head = true;
+        // One slot of the two is watched; bits beyond the context do not count.
+        std::vector<uint32_t> bits(static_cast<size_t>(context / 32 + 2), 0u);
+        int64_t watched = 0;
+        for (int64_t t = 0; t < std::ssize(bits) * 32; ++t) {
+          if (t < context && !is_watched(t, context)) continue;
+          bits[static_cast<size_t>(t / 32)] |= 1u << (t % 32);
+          watched += t < context;
+        }
+        const DeviceArray<uint32_t> watched_bits(bits);
+        world.watch(1, watched_bits.data());
         step_mass(params, nullptr);
         CLO_CUDA(cudaDeviceSynchronize());
 
@@ -117,9 +142,11 @@ TEST_F(MassTest, StepsEqualTheCpu) {
           SCOPED_TRACE(testing::Message() << "head_dim " << head_dim << " group " << group
                                           << " context " << context << " slot " << s);
           double sum = 0;
+          int64_t watched_attended = 0;
           for (int32_t h = 0; h < scene.kv_heads; ++h) {
             const Looked& of_head = looked[static_cast<size_t>(s * scene.kv_heads + h)];
             sum += of_head.kept;
+            watched_attended += of_head.watched_attended;
             EXPECT_GT(of_head.kept, 0.01);
             EXPECT_LT(of_head.kept, 0.99);
             int times = 0;
@@ -137,6 +164,10 @@ TEST_F(MassTest, StepsEqualTheCpu) {
           const DeviceCounters counted = world.device_counters(s);
           EXPECT_EQ(counted.mass_samples, static_cast<uint64_t>(shape.num_q_heads));
           EXPECT_NEAR(counted.mass_kept / group, sum, scene.kv_heads * kBound);
+          EXPECT_EQ(counted.watched_rows,
+                    s == 1 ? static_cast<uint64_t>(watched * scene.kv_heads) : 0u);
+          EXPECT_EQ(counted.watched_rows_attended,
+                    s == 1 ? static_cast<uint64_t>(watched_attended) : 0u);
         }
       }
     }

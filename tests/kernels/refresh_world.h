@@ -74,6 +74,12 @@ class World : public SceneMemory {
   }
 
   void set_active(int32_t active) { active_ = active; }
+  // Until set_num_tokens(). bits [words of the capacity], on the device.
+  void watch(int32_t slot, const uint32_t* bits) {
+    std::vector<BatchSlot> slots = slots_->download();
+    slots[static_cast<size_t>(slot)].watched = bits;
+    slots_->upload(slots);
+  }
   void set_row_slot(int32_t slot) {
     row_slot_->upload(std::vector<int32_t>(static_cast<size_t>(scene_.num_slots), slot));
   }

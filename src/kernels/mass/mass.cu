@@ -59,6 +59,38 @@ class HeadLook {
         warp_(static_cast<int>(threadIdx.x) / 32),
         lane_(static_cast<int>(threadIdx.x) % 32) {}
 
+  // Adds watched tokens in context and those attended to the counters. `watched`: bits.
+  __device__ void count_watched(const uint32_t* watched, DeviceCounters& counters) const {
+    const auto bits_from = [](int32_t first,
+                              int32_t token) {  // of tokens >= first, in token's word
+      const int32_t skip = first - token;
+      return skip <= 0 ? 0xFFFFFFFFu : skip >= 32 ? 0u : 0xFFFFFFFFu << skip;
+    };
+    uint32_t rows = 0, attended = 0;
+    for (int32_t token = 32 * thread_; token < context_; token += 32 * kMassThreads) {
+      const uint32_t bits = __ldg(watched + token / 32) & ~bits_from(context_, token);
+      if (bits == 0) continue;
+      uint32_t read = ~bits_from(num_sinks_, token) | bits_from(ring_begin_, token);
+      if (head_.resident == nullptr) {
+        read |= __ldcg(reinterpret_cast<const uint32_t*>(head_.held) + token / 32);
+      }
+      rows += __popc(bits);
+      attended += __popc(bits & read);
+    }
+    if (head_.resident != nullptr) {
+      for (int32_t i = thread_; i < num_used_; i += kMassThreads) {
+        const int32_t token = __ldcg(head_.slot_token + i);
+        if (token >= ring_begin_ || token < 0) continue;
+        attended += __ldg(watched + token / 32) >> (token % 32) & 1u;
+      }
+    }
+    rows = __reduce_add_sync(0xFFFFFFFFu, rows);
+    attended = __reduce_add_sync(0xFFFFFFFFu, attended);
+    if (lane_ != 0) return;
+    atomicAdd(&counters.watched_rows, static_cast<unsigned long long>(rows));
+    atomicAdd(&counters.watched_rows_attended, static_cast<unsigned long long>(attended));
+  }
+
   // Mean share of the mass kept; every thread gets it. query [group_size][head_dim], attended
   // [group_size] log-sum-exp of the rows attended, or null: it is worked out here.
   __device__ float kept(const float* query, const float* attended, int32_t num_rows) {
@@ -244,13 +276,14 @@ __device__ void look(const StepMass& p, MassShared& shared, int32_t row, int32_t
     const float* attended = p.log_sum_exp +
                             (static_cast<int64_t>(layer) * p.rows + row) * t.shape.num_q_heads +
                             kv_head * group;
-    const float kept = HeadLook<kElements>(source, head, context, shared)
-                           .kept(kept_query(t, cell, query_turn(context)), attended, kMassRows);
+    HeadLook<kElements> of_head(source, head, context, shared);
+    const float kept = of_head.kept(kept_query(t, cell, query_turn(context)), attended, kMassRows);
     const int64_t length = __ldcg(reinterpret_cast<const long long*>(&head.state->label_length));
     sample = {index, length == context ? 1 : 0, kept, 0};
+    DeviceCounters& counters =
+        t.counters[static_cast<int64_t>(slot_index) * t.shape.num_layers + layer];
+    if (slot.watched != nullptr) of_head.count_watched(slot.watched, counters);
     if (threadIdx.x == 0 && slot.rules.looks == MassLooks::kAll && isfinite(kept)) {
-      DeviceCounters& counters =
-          t.counters[static_cast<int64_t>(slot_index) * t.shape.num_layers + layer];
       atomicAdd(&counters.mass_samples, static_cast<unsigned long long>(group));
       atomicAdd(&counters.mass_kept, static_cast<double>(kept) * group);
     }
