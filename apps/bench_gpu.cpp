@@ -100,6 +100,12 @@ Result<MeasureOptions> resolve(const GpuFlags& f) {
   }
   options.context_tokens = f.context;
   options.batch = f.batch;
+  if (f.bits < 64 || f.bits > kMaxCodeBits || f.bits % 64 != 0) {
+    return Error{ErrorCode::kBadFlag,
+                 "expected a multiple of 64 up to " + std::to_string(kMaxCodeBits) + ", found " +
+                     std::to_string(f.bits),
+                 "--bits"};
+  }
   options.code_bits = f.bits;
   if (f.clusters < 0 || f.clusters > 32) {
     return Error{ErrorCode::kBadFlag, "expected 0 to 32, found " + std::to_string(f.clusters),

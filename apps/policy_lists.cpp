@@ -22,7 +22,7 @@ Status check_list(const std::string& list, const char* list_flag, bool given, co
 void PolicyLists::add_to(CLI::App& app) {
   app.add_option("--presets", presets,
                  "Several presets, such as default,hata (as --preset takes them here)");
-  app.add_option("--selects", selects, "Several selections, such as exact,hash,random");
+  app.add_option("--selects", selects, "Several selections, such as exact,graded-hash,hash");
   app.add_option("--ratios", ratios, "Several set sizes, such as 0.1,0.05,0.02");
   app.add_option("--hit-tests", hit_tests, "Several hit tests, such as cosine,cosine+drift");
   app.add_option("--qualities", qualities, "Several qualities, such as none,0.95,0.99");

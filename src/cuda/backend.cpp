@@ -168,6 +168,10 @@ Status CudaBackend::supports(const KvShape& shape) {
     return refuse("the CUDA backend takes at most 255 KV heads, the model has " +
                   std::to_string(shape.num_kv_heads));
   }
+  if (shape.code_bits < 0 || shape.code_bits > kMaxCodeBits || shape.code_bits % 64 != 0) {
+    return refuse("the CUDA backend takes keys of 0 or a multiple of 64 bits up to " +
+                  std::to_string(kMaxCodeBits) + ", found " + std::to_string(shape.code_bits));
+  }
   // What the refresh kernels' shared memory holds: codes of a group, a bin per distance.
   constexpr int32_t kMaxGroupBits = 2048;
   if (shape.group_size() * shape.code_bits > kMaxGroupBits) {

@@ -350,8 +350,10 @@ void SlotTable::read_counters(SequenceKv& sequence) {
     add(c.full_rows_attended, d.full_rows_attended);
     add(c.rows_in_context, d.rows_in_context);
     add(c.oracle_rows, d.oracle_rows);
-    add(c.mass_samples, d.mass_samples);
-    c.mass_kept += d.mass_kept;
+    if (sequence.measures_mass) {  // counted for watched rows too
+      add(c.mass_samples, d.mass_samples);
+      c.mass_kept += d.mass_kept;
+    }
     add(c.watched_rows, d.watched_rows);
     add(c.watched_rows_attended, d.watched_rows_attended);
     // The device adds up heads, which wait side by side.

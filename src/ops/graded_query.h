@@ -7,11 +7,9 @@
 #include <cstdint>
 
 #include "base/host_device.h"
+#include "ops/code_limits.h"
 
 namespace clo {
-
-inline constexpr int kWeightPlanes = 3;  // a weight is a number of so many bits
-inline constexpr int kMostDistance = 2048;
 
 // The largest weight of a bit: 7, or less where codes are so long that distances would be too many.
 CLO_HOST_DEVICE int32_t most_bit_weight(int32_t bits) {
@@ -19,8 +17,10 @@ CLO_HOST_DEVICE int32_t most_bit_weight(int32_t bits) {
   return most < (1 << kWeightPlanes) - 1 ? most : (1 << kWeightPlanes) - 1;
 }
 
-// Weights rise in even steps to `most` at 15/16 (for 7) of the largest |v| of the code, which is as
-// good as steps by the root mean square, and has no order of sums. `steps`: weight_steps().
+// Weights rise in even steps: the nearest whole number to (most + 1) |v| over the largest |v| of
+// the code, and no more than `most`, which is reached at 13/16 of it (for 7). As good as steps by
+// the root mean square, and without sums, whose order backends would have to share. `steps`:
+// weight_steps().
 CLO_HOST_DEVICE float weight_steps(int32_t most, float largest) {
   return static_cast<float>(most + 1) / largest;
 }

@@ -4,14 +4,13 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "ops/code_limits.h"
 #include "ops/kv_layout.h"
 #include "tensor/weight_blocks.h"
 
 namespace clo {
 
 class TokenMask;
-
-inline constexpr int32_t kMaxCodeBits = 512;  // of a key
 
 struct WeightView {
   const std::byte* data = nullptr;  // [num_rows, num_cols], 64-byte aligned

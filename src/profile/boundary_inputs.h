@@ -45,7 +45,8 @@ class BatchDraws {
 // A row that trains: head_dim values, and behind them what a key's bias is learned from, a
 // constant. Products want multiples of 16; the rest is 0, and so is all of it in a query.
 inline constexpr int64_t kBiasInputs = 16;
-inline constexpr float kBiasInput = 4;
+inline constexpr float kBiasInput =
+    4;  // the larger, the faster a bias moves: little came of 1 to 4
 inline int64_t input_width(const HeadShape& shape) { return shape.head_dim + kBiasInputs; }
 
 // What gives a head's keys a mean length of sqrt(head_dim), over all that train.

@@ -12,26 +12,26 @@ namespace {
 // One step's matrices: bits x keys and the like, all kept between steps.
 class Trainer {
  public:
-  Trainer(int64_t width, int32_t num_bits) : dim(width), bits(num_bits) {}
+  Trainer(int64_t input_width, int32_t num_bits) : width(input_width), bits(num_bits) {}
 
-  int64_t dim, bits;
+  int64_t width, bits;
   int64_t num_keys = 0;
-  std::vector<float> key_columns;  // [dim, keys]
-  std::vector<float> key_rows;     // [keys, dim]
-  std::vector<float> query_rows;   // [kQueries, dim]
+  std::vector<float> key_columns;  // [width, keys]
+  std::vector<float> key_rows;     // [keys, width]
+  std::vector<float> query_rows;   // [kQueries, width]
   std::vector<float> label;        // [kQueries, keys]: 1 in the exact set, else 0
   std::vector<float> key_codes;    // [bits, keys] relaxed
-  std::vector<float> votes;        // [kQueries, bits] projections of queries
+  std::vector<float> projections;  // [kQueries, bits] of queries
   std::vector<float> scores;       // [kQueries, keys]
-  std::vector<float> gradient;     // [bits, dim]
+  std::vector<float> gradient;     // [bits, width]
 
   void load(const PreparedWindow& made, const std::vector<float>& columns, const Batch& batch);
   void forward(const std::vector<float>& weights);
   void backward();
 
  private:
-  std::vector<float> votes_columns_;  // [bits, kQueries]
-  std::vector<float> score_rows_;     // [keys, kQueries]
+  std::vector<float> projection_columns_;  // [bits, kQueries]
+  std::vector<float> score_rows_;          // [keys, kQueries]
   std::vector<float> from_keys_, from_queries_, part_;
 };
 
@@ -39,17 +39,18 @@ void Trainer::load(const PreparedWindow& made, const std::vector<float>& columns
                    const Batch& batch) {
   num_keys = batch.num_keys;
   const int64_t first = batch.first_key;
-  key_rows.assign(made.keys.begin() + first * dim, made.keys.begin() + (first + num_keys) * dim);
-  key_columns.resize(static_cast<size_t>(dim * num_keys));
-  for (int64_t d = 0; d < dim; ++d) {
+  key_rows.assign(made.keys.begin() + first * width,
+                  made.keys.begin() + (first + num_keys) * width);
+  key_columns.resize(static_cast<size_t>(width * num_keys));
+  for (int64_t d = 0; d < width; ++d) {
     std::copy_n(columns.data() + d * made.count + first, num_keys,
                 key_columns.data() + d * num_keys);
   }
-  query_rows.resize(static_cast<size_t>(kQueries * dim));
+  query_rows.resize(static_cast<size_t>(kQueries * width));
   label.resize(static_cast<size_t>(kQueries * num_keys));
   for (int64_t q = 0; q < kQueries; ++q) {
     const int64_t step = batch.steps[static_cast<size_t>(q)];
-    std::copy_n(made.queries.data() + step * dim, dim, query_rows.data() + q * dim);
+    std::copy_n(made.queries.data() + step * width, width, query_rows.data() + q * width);
     for (int64_t i = 0; i < num_keys; ++i) {
       label[q * num_keys + i] = made.wanted(step, first + i) ? 1.0f : 0.0f;
     }
@@ -58,32 +59,32 @@ void Trainer::load(const PreparedWindow& made, const std::vector<float>& columns
 
 void Trainer::forward(const std::vector<float>& weights) {
   key_codes.resize(static_cast<size_t>(bits * num_keys));
-  multiply(weights.data(), key_columns.data(), key_codes.data(), bits, dim, num_keys);
+  multiply(weights.data(), key_columns.data(), key_codes.data(), bits, width, num_keys);
   relax(key_codes, 1);
-  part_.resize(static_cast<size_t>(dim * kQueries));
-  transpose(query_rows.data(), kQueries, dim, part_.data(), kQueries);
-  votes_columns_.resize(static_cast<size_t>(bits * kQueries));
-  multiply(weights.data(), part_.data(), votes_columns_.data(), bits, dim, kQueries);
-  votes.resize(votes_columns_.size());
-  transpose(votes_columns_.data(), bits, kQueries, votes.data(), bits);
+  part_.resize(static_cast<size_t>(width * kQueries));
+  transpose(query_rows.data(), kQueries, width, part_.data(), kQueries);
+  projection_columns_.resize(static_cast<size_t>(bits * kQueries));
+  multiply(weights.data(), part_.data(), projection_columns_.data(), bits, width, kQueries);
+  projections.resize(projection_columns_.size());
+  transpose(projection_columns_.data(), bits, kQueries, projections.data(), bits);
   scores.resize(static_cast<size_t>(kQueries * num_keys));
-  multiply(votes.data(), key_codes.data(), scores.data(), kQueries, bits, num_keys);
+  multiply(projections.data(), key_codes.data(), scores.data(), kQueries, bits, num_keys);
 }
 
 // From the slope of the loss at each score, which stands in `scores`, to that at each weight.
 void Trainer::backward() {
   from_keys_.resize(key_codes.size());
-  multiply(votes_columns_.data(), scores.data(), from_keys_.data(), bits, kQueries, num_keys);
+  multiply(projection_columns_.data(), scores.data(), from_keys_.data(), bits, kQueries, num_keys);
   for (size_t i = 0; i < from_keys_.size(); ++i) from_keys_[i] *= relaxed_slope(key_codes[i]);
-  gradient.resize(static_cast<size_t>(bits * dim));
-  multiply(from_keys_.data(), key_rows.data(), gradient.data(), bits, num_keys, dim);
+  gradient.resize(static_cast<size_t>(bits * width));
+  multiply(from_keys_.data(), key_rows.data(), gradient.data(), bits, num_keys, width);
 
   score_rows_.resize(scores.size());
   transpose(scores.data(), kQueries, num_keys, score_rows_.data(), kQueries);
   from_queries_.resize(static_cast<size_t>(bits * kQueries));
   multiply(key_codes.data(), score_rows_.data(), from_queries_.data(), bits, num_keys, kQueries);
-  part_.resize(static_cast<size_t>(bits * dim));
-  multiply(from_queries_.data(), query_rows.data(), part_.data(), bits, kQueries, dim);
+  part_.resize(static_cast<size_t>(bits * width));
+  multiply(from_queries_.data(), query_rows.data(), part_.data(), bits, kQueries, width);
   for (size_t i = 0; i < gradient.size(); ++i) gradient[i] += part_[i];
 }
 

@@ -136,7 +136,7 @@ void CpuOps::append(const AppendParams& p) {
         (sequence.host_codes != nullptr || sequence.device_codes != nullptr)) {
       // The code is of the full row's key, the same however rows are stored.
       float scratch[kMaxHeadDim];
-      uint64_t code[kMaxHeadDim / 8];
+      uint64_t code[kMaxCodeBits / 64];
       if (!shape.compressed()) simd_.to_f32(shape.type, row, key_values, shape.head_dim);
       encode_row(simd_, p.hashes[head], key_values, true, code, scratch);
       const auto code_bytes = static_cast<size_t>(shape.code_bytes());

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "ops/graded_query.h"
+#include "ops/code_limits.h"
 #include "reference/simd.h"
 #include "reference/simd_attend.h"
 #include "reference/simd_blocks.h"

@@ -52,6 +52,8 @@ CASES = {
                             ["--preset dense", "--max-label-age", BOTH]),
     "select_none_and_sink": (["-p", "x", "--select", "none", "--sink", "9"],
                              ["--select none", "--sink", BOTH]),
+    "graded_hash_without_codes": (["-p", "x", "--bits", "0"],
+                                  ["--select graded-hash", "--bits 0", BOTH]),
     "hash_without_codes": (["-p", "x", "--select", "hash", "--bits", "0"],
                            ["--select hash", "--bits 0", BOTH]),
     "bits_odd": (["-p", "x", "--bits", "100"], ["--bits", "64", "100"]),

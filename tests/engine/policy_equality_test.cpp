@@ -104,6 +104,7 @@ TEST(ReuseRule, ThresholdAboveOneIsPlainTopK) {
   const auto prompt = random_ids(900, engine->vocab_size(), 3);
   PolicyOptions always = evictable("default");
   always.threshold = 1.5;
+  always.select = Select::kHash;  // as hata
   const Response reselecting = answer_of(*engine, ids_request(prompt, 80, always));
   EXPECT_EQ(reselecting.report.total.hits, 0);
   EXPECT_GT(reselecting.report.total.misses, 0);

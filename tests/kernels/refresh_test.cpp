@@ -18,14 +18,17 @@ namespace {
 TEST_F(RefreshTest, HashSetsEqualTheCpuForEveryShape) {
   for (const int32_t head_dim : {64, 128}) {
     for (const int32_t group : {1, 2, 3, 4, 5, 7, 8}) {
-      Scene scene;
-      scene.head_dim = head_dim;
-      scene.group = group;
-      scene.kv_heads = group == 4 ? 8 : group % 3 + 1;
-      scene.policy = always();
-      scene.policy.set_tokens = 300;
-      walk(scene, kSteps);
-      if (HasFatalFailure()) return;
+      for (const Select select : {Select::kHash, Select::kGradedHash}) {
+        Scene scene;
+        scene.head_dim = head_dim;
+        scene.group = group;
+        scene.kv_heads = group == 4 ? 8 : group % 3 + 1;
+        scene.policy = always();
+        scene.policy.select = select;
+        scene.policy.set_tokens = 300;
+        walk(scene, kSteps);
+        if (HasFatalFailure()) return;
+      }
     }
   }
 }
@@ -59,7 +62,7 @@ TEST_F(RefreshTest, StoresBeyondThirtyOneBits) {
 }
 
 TEST_F(RefreshTest, CodeWidths) {
-  for (const int32_t bits : {64, 128, 192, 256, 512}) {
+  for (const int32_t bits : {64, 128, 192, 256, 320, 448, 512}) {
     for (const bool trained : {false, true}) {
       for (const Select select : {Select::kHash, Select::kGradedHash}) {
         Scene scene;

@@ -66,7 +66,7 @@ class Oracle {
     const int64_t at = p.first_key + key;
     return ((labels_[p.steps[query] * p.label_words + at / 64] >> (at % 64)) & 1u) != 0;
   }
-  double vote(const float* codes, int query, int bit) const {
+  double asked(const float* codes, int query, int bit) const {
     return codes[(p.num_keys + query) * int64_t{p.bits} + bit];
   }
   // Slopes of the loss at a query's scores.
@@ -154,12 +154,12 @@ void check_stages(const Sizes& s) {
       }
     }
     for (int q = 0; q < kBatchQueries; ++q) {
-      std::vector<double> votes;
-      for (int b = 0; b < s.bits; ++b) votes.push_back(oracle.vote(code, q, b));
+      std::vector<double> projection;
+      for (int b = 0; b < s.bits; ++b) projection.push_back(oracle.asked(code, q, b));
       const std::vector<double> pulls = oracle.pulls(score + q * s.keys, q);
       for (int64_t k = 0; k < s.keys; ++k) {
         double sum = 0;
-        for (int b = 0; b < s.bits; ++b) sum += votes[b] * code[k * s.bits + b];
+        for (int b = 0; b < s.bits; ++b) sum += projection[b] * code[k * s.bits + b];
         ASSERT_NEAR(score[q * s.keys + k], sum, 4e-6 * s.bits)
             << "score of head " << h << ", query " << q << ", key " << k;
         ASSERT_NEAR(slope[q * s.keys + k], pulls[k], 1e-5 * std::abs(pulls[k]) + 1e-9)
@@ -170,7 +170,7 @@ void check_stages(const Sizes& s) {
       for (int64_t k = 0; k < s.keys; ++k) {
         double sum = 0;
         for (int q = 0; q < kBatchQueries; ++q) {
-          sum += slope[q * s.keys + k] * oracle.vote(code, q, b);
+          sum += slope[q * s.keys + k] * oracle.asked(code, q, b);
         }
         ASSERT_NEAR(slope_before[k * s.bits + b], sum * relaxed_slope(code[k * s.bits + b]), 1e-5)
             << "back to head " << h << ", key " << k << ", bit " << b;

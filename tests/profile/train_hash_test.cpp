@@ -138,6 +138,29 @@ TEST(Training, ThePublishedRecipeRunsAndIsDeterministic) {
   EXPECT_EQ(weights, train_hash(seen.shape, {&train, 1}, seen.policy, {}, training));
 }
 
+// Two queries of a group: one asks strongly for what only it wants, the other weakly for the
+// opposite. Their codes cancel out; their sum does not.
+TEST(Recall, GradedQueriesSayHowMuchABitMatters) {
+  const int64_t tokens = 300;
+  std::vector<float> keys(tokens * 64, 0.0f), queries(2 * 64, 0.0f), weights(65 * 64, 0.0f);
+  for (int64_t t = 0; t < tokens; ++t) keys[t * 64] = t >= 200 && t < 230 ? 1.0f : -1.0f;
+  queries[0] = 4;
+  queries[64] = -1;
+  weights[0] = 1;
+  HeadWindow window;
+  window.keys = keys;
+  window.queries = queries;
+  window.num_tokens = window.first_context = tokens;
+  window.num_steps = 1;
+  const HeadShape shape{2, 64};
+  PolicyOptions policy;
+  const HeadAttention attention = measure_attention(shape, window, policy, 1.0f);
+  const HeadSample sample = {window, &attention, 0, 1};
+  EXPECT_EQ(hash_recall(shape, {&sample, 1}, policy, weights, 64).tokens, 1);
+  policy.select = Select::kHash;
+  EXPECT_EQ(hash_recall(shape, {&sample, 1}, policy, weights, 64).tokens, 0);
+}
+
 TEST(Recall, IsOneForTheExactOrderAndWhatIsFoundOtherwise) {
   // One bit of 64 tells the tokens of the set from the others.
   const int64_t tokens = 300;
@@ -155,12 +178,22 @@ TEST(Recall, IsOneForTheExactOrderAndWhatIsFoundOtherwise) {
   const HeadAttention attention = measure_attention(shape, window, policy, 1.0f);
   ASSERT_EQ(attention.sizes[0], 30);
   const HeadSample sample = {window, &attention, 0, 1};
-  EXPECT_EQ(hash_recall(shape, {&sample, 1}, policy, weights, 64).tokens, 1);
   EXPECT_EQ(product_recall(shape, {&sample, 1}, policy).tokens, 1);
-  weights[0] = 0;  // no bit tells anything: the first candidates are taken
-  const Recall blind = hash_recall(shape, {&sample, 1}, policy, weights, 64);
-  EXPECT_EQ(blind.tokens, 0);
-  EXPECT_EQ(blind.weight, 0);
+  PolicyOptions policies[2];
+  policies[1].select = Select::kHash;
+  for (const PolicyOptions& of : policies) {
+    const auto recall = [&] { return hash_recall(shape, {&sample, 1}, of, weights, 64); };
+    weights[0] = 1;
+    EXPECT_EQ(recall().tokens, 1);
+    weights[64 * 64] = 2;  // a bias that no key is below: no bit tells anything
+    EXPECT_EQ(recall().tokens, 0);
+    weights[64 * 64] = 0.5f;
+    EXPECT_EQ(recall().tokens, 1);
+    weights[64 * 64] = 0;
+    weights[0] = 0;  // nor without weights: the first candidates are taken
+    EXPECT_EQ(recall().tokens, 0);
+    EXPECT_EQ(recall().weight, 0);
+  }
 }
 
 }  // namespace

@@ -169,6 +169,24 @@ TEST(GradeQuery, WeighsBitsByTheProjectionOfTheSum) {
   }
 }
 
+TEST(GradeQuery, HasNoBias) {
+  Random random(8);
+  const std::vector<float> query = random.normals(16);
+  std::vector<float> weights = random.normals(hash_weight_count(16, 64));
+  HashParams hash;
+  hash.weights = weights.data();
+  hash.head_dim = 16;
+  hash.width = hash_width(16);
+  hash.bits = 64;
+  const GradedQuery before = grade_query(simd_table(), hash, query.data(), 1);
+  const std::vector<uint64_t> key_before = code_of(hash, query.data(), true);
+  for (int j = 0; j < 64; ++j) weights[16 * 64 + j] += 100;
+  const GradedQuery after = grade_query(simd_table(), hash, query.data(), 1);
+  EXPECT_TRUE(std::equal(before.signs, before.signs + 1, after.signs));
+  EXPECT_TRUE(std::equal(before.planes, before.planes + kWeightPlanes, after.planes));
+  EXPECT_NE(key_before, code_of(hash, query.data(), true));
+}
+
 TEST(GradeQuery, NumbersThatAreNotFiniteWeighNothing) {
   std::vector<float> values(64, 1.0f);
   values[3] = NAN;
@@ -190,12 +208,15 @@ TEST(GradedDistances, AreTheSumsOfTheWeightsOfBitsThatDiffer) {
     query.most = most_bit_weight(64 * words);
     const auto word = [&] { return static_cast<uint64_t>(random.below(INT64_MAX)) * 2; };
     for (int w = 0; w < words; ++w) query.signs[w] = word();
-    for (int w = 0; w < 2 * words; ++w) query.planes[w] = word();  // weights up to 3
+    // Weights up to 7, or to 3 where distances would be more than are counted.
+    const int planes = query.most == 7 ? 3 : 2;
+    for (int w = 0; w < planes * words; ++w) query.planes[w] = word();
     std::vector<uint64_t> codes(static_cast<size_t>(words) * 37);
     for (uint64_t& code : codes) code = word();
     for (const SimdTable* table : tables) {
       std::vector<uint16_t> distances(37);
       std::vector<uint32_t> histogram(static_cast<size_t>(64 * words * query.most + 1), 0);
+      std::vector<uint32_t> counted = histogram;
       table->graded(codes.data(), words, 37, query.signs, query.planes, distances.data(),
                     histogram.data());
       for (int64_t t = 0; t < 37; ++t) {
@@ -206,8 +227,9 @@ TEST(GradedDistances, AreTheSumsOfTheWeightsOfBitsThatDiffer) {
           distance += differs ? weight_of(query, words, j) : 0;
         }
         ASSERT_EQ(distances[t], distance) << words << " " << t;
-        ASSERT_GT(histogram[static_cast<size_t>(distance)], 0u);
+        ++counted[static_cast<size_t>(distance)];
       }
+      EXPECT_EQ(histogram, counted);
     }
   }
 }
@@ -261,7 +283,7 @@ void place_codes(Scene& scene, int64_t context, const std::vector<HashParams>& h
     for (int32_t h = 0; h < scene.shape.num_kv_heads; ++h) {
       std::vector<float> stored(static_cast<size_t>(scene.shape.head_dim));
       for (int d = 0; d < scene.shape.head_dim; ++d) stored[d] = scene.rounded(scene.key(t, h) + d);
-      const std::vector<uint64_t> code = code_of(hashes[h], stored.data());
+      const std::vector<uint64_t> code = code_of(hashes[h], stored.data(), true);
       for (const auto& pages : {scene.host_codes, scene.device_codes}) {
         std::copy(code.begin(), code.end(),
                   pages[t / kPageTokens] + (h * kPageTokens + t % kPageTokens) * words);
@@ -283,7 +305,13 @@ RC_GTEST_PROP(Append, LeavesEveryRowWhereItBelongs, ()) {
   const auto seed = *rc::gen::arbitrary<uint64_t>();
   const auto threads = *rc::gen::inRange(1, 3);
   const HashSigns signs(shape, kHashSeed);
-  const std::vector<HashParams> hashes = hashes_of(signs, shape);
+  std::vector<HashParams> hashes = hashes_of(signs, shape);
+  // Trained ones, whose biases are large enough to be seen.
+  const std::vector<float> weights =
+      Random(seed).normals(hash_weight_count(shape.head_dim, shape.code_bits));
+  if (*rc::gen::arbitrary<bool>()) {
+    for (HashParams& hash : hashes) hash.weights = weights.data();
+  }
   Scene appended(shape, heads, seed);
   int64_t context = 0;
   CpuOps ops(threads);

@@ -61,7 +61,10 @@ RC_GTEST_PROP(Select, HashesTakeTheNearestCodesLowerTokensFirst, ()) {
   Random random(seed);
   const HashSigns signs(shape, kHashSeed);
   const auto head = *rc::gen::inRange(0, shape.num_kv_heads);
-  const HashParams hash = signs.params(0, head);
+  HashParams hash = signs.params(0, head);
+  const std::vector<float> weights =
+      random.normals(hash_weight_count(shape.head_dim, shape.code_bits));
+  if (*rc::gen::arbitrary<bool>()) hash.weights = weights.data();
   const std::vector<float> query = random.normals(int64_t{shape.group_size()} * shape.head_dim);
   const int words = shape.code_words();
 

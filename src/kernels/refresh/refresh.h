@@ -1,6 +1,6 @@
 #pragma once
 // Refresh: a head's set is chosen again and its missing rows are brought, by the GPU alone. One
-// cluster of blocks serves one head from end to end: select (Hamming distances over the codes,
+// cluster of blocks serves one head from end to end: select (distances over the codes,
 // histogram threshold, compaction in token order), difference (bitmap against the held bits, free
 // slots in slot order), fetch (pinned host row -> slot), commit. Results equal the CPU backend's:
 // reuse/reuse_rule, select/set_rule, kv/head_cache.

@@ -20,9 +20,11 @@ namespace clo::kernels {
 inline constexpr int kRefreshThreads = 256;
 inline constexpr int kRefreshWarps = kRefreshThreads / 32;
 inline constexpr int kRingBytes = 32 * 1024;  // codes under way: latency x what a block consumes
-inline constexpr int kMaxBins = 2049;         // distances of 8 queries x 256 bits; 2^11 for keys
-inline constexpr int kMaxCodeWords = 32;      // 64-bit words of a group's query codes
-inline constexpr int kPagesAtOnce = 256;      // page pointers held in shared memory
+// Distances of 8 queries x 256 bits, or of a graded query; 2^11 for keys.
+inline constexpr int kMaxBins = 2049;
+static_assert(kMostDistance < kMaxBins);
+inline constexpr int kMaxCodeWords = 32;                  // 64-bit words of a group's query codes
+inline constexpr int kPagesAtOnce = 256;                  // page pointers held in shared memory
 inline constexpr int kMaxScoreWords = kMaxCodeBits / 32;  // 32-bit words of a code
 inline constexpr int kMaxGroupFloats = kMaxGroup * 128;
 

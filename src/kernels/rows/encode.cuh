@@ -14,7 +14,8 @@ namespace clo::kernels {
 
 // Calls take(word, value) for each 32-bit word of the code: lane l has projection 32 word + l, from
 // the bias on for a key. All 32 lanes call it. Requires: hash.head_dim == hash.width == 32 *
-// kElements, a multiple of 64 bits up to 1024.
+// kElements, a multiple of 64 bits up
+// to kMaxCodeBits.
 template <int kElements, typename Take>
 __device__ __forceinline__ void project_warp(const HashParams& hash, const float (&x)[kElements],
                                              bool is_key, int lane, const Take& take) {

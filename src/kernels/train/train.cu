@@ -198,10 +198,10 @@ __global__ void __launch_bounds__(kBackWarps* kWarp)
   float* queries = codes + static_cast<int64_t>(p.num_keys) * p.bits;
   const float* scores = p.scores + static_cast<int64_t>(head) * kBatchQueries * p.num_keys;
 
-  float votes[kBatchQueries], pulled[kBatchQueries];
+  float asked[kBatchQueries], pulled[kBatchQueries];
 #pragma unroll
   for (int q = 0; q < kBatchQueries; ++q) {
-    votes[q] = queries[static_cast<int64_t>(q) * p.bits];
+    asked[q] = queries[static_cast<int64_t>(q) * p.bits];
     pulled[q] = 0;
   }
   for (int first = 0; first < p.num_keys; first += kBackKeys) {
@@ -226,10 +226,10 @@ __global__ void __launch_bounds__(kBackWarps* kWarp)
 #pragma unroll
       for (int q = 0; q < kBatchQueries; q += 4) {
         const float4 s = read4(&slopes[k][q]);
-        sum += s.x * votes[q];
-        sum += s.y * votes[q + 1];
-        sum += s.z * votes[q + 2];
-        sum += s.w * votes[q + 3];
+        sum += s.x * asked[q];
+        sum += s.y * asked[q + 1];
+        sum += s.z * asked[q + 2];
+        sum += s.w * asked[q + 3];
         pulled[q] += h * s.x;
         pulled[q + 1] += h * s.y;
         pulled[q + 2] += h * s.z;
@@ -240,7 +240,7 @@ __global__ void __launch_bounds__(kBackWarps* kWarp)
   }
 #pragma unroll
   for (int q = 0; q < kBatchQueries; ++q) parts[warp][q][lane] = pulled[q];
-  __syncthreads();  // also: every thread has read its votes
+  __syncthreads();  // also: every thread has read its projections
   for (int q = warp; q < kBatchQueries; q += kBackWarps) {
     float sum = 0;
 #pragma unroll

@@ -31,7 +31,8 @@ struct HashTrainStep {
   float* mean = nullptr;     // [heads, bits, width] of Adam
   float* square = nullptr;   // [heads, bits, width]
   // What passes between the kernels of a step.
-  float* codes = nullptr;   // [heads, num_columns, bits]: of keys, then of queries
+  float* codes = nullptr;   // [heads, num_columns, bits]: codes of keys, then
+                            // projections of queries
   float* scores = nullptr;  // [heads, kBatchQueries, num_keys]
   AdamStep adam;
 
@@ -45,7 +46,7 @@ void hash_train_encode(const HashTrainStep& step, cudaStream_t stream);
 void hash_train_score(const HashTrainStep& step, cudaStream_t stream);
 // Replaces scores by the slope of the loss at them.
 void hash_train_pull(const HashTrainStep& step, cudaStream_t stream);
-// Replaces codes by the slope of the loss before the relaxed sign.
+// Replaces codes by the slope of the loss at the projections: for keys before the relaxed sign.
 void hash_train_back(const HashTrainStep& step, cudaStream_t stream);
 // The slope at the weights, and Adam's step.
 void hash_train_update(const HashTrainStep& step, cudaStream_t stream);
