@@ -12,7 +12,7 @@ namespace clo {
 
 inline constexpr int kBatchQueries = 16;         // steps of a batch; products want multiples of 16
 inline constexpr int kMostBatchKeys = 1008;      // of a batch; rows of 4,032 bytes do not alias
-inline constexpr float kBoundarySharpness = 30;  // in shares of all bits
+inline constexpr float kBoundarySharpness = 15;  // in shares of all bits
 
 // The sign of x, relaxed, and its slope by x from its value. It is tanh by a rational function that
 // meets +-1 with slope 0 at 3, within 0.025 of it: what a compiler makes a vector loop of.
